@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * intake.h - the thread that owns pools, sequences, leases and channels' rings, and so needs no locks.
+ *
+ * It polls the rings fairly, validates and admits submissions, groups ready rows into a batch, launches it on
+ * the engine and publishes completions. Everything else in the daemon speaks to it by lk_intake_call(): a
+ * command is posted by another thread, carried out between two ticks, and answered in place.
+ */
+#ifndef LK_INTAKE_H
+#define LK_INTAKE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "../graphs/engine.h"
+#include "../shm_protocol/locks_abi.h"
+#include "config.h"
+
+struct lk_intake;
+
+/* One client's segments as the control thread made them (shm_protocol/segment.h), handed to intake. */
+struct lk_channel_open {
+    uint32_t id; /* chosen by control, unique for the boot */
+    uid_t uid;
+    pid_t pid;
+    char name[LK_NAME_BYTES];
+    uint32_t sq_entries, cq_entries;
+    struct lk_submission_head *submission; /* mapped; read and written as the ABI says */
+    struct lk_completion_head *completion;
+    uint8_t *arena;
+    uint64_t submission_bytes, completion_bytes, arena_bytes;
+    int sq_event, cq_event; /* intake reads the first and writes the second */
+    /* Called on the intake thread when nothing of the channel is in flight any more and its pages are back:
+     * the segments may be unmapped, descriptors closed. */
+    void (*released)(void *owner, uint32_t id);
+    void *owner;
+};
+
+struct lk_pool_status {
+    char name[LK_NAME_BYTES];
+    struct lk_geometry geometry;
+    uint64_t pages, pages_used, pages_reserved_by_leases;
+    uint64_t memory_bytes, bytes_per_token; /* the latter over all layers, summaries included */
+    uint32_t sequences;
+    uint64_t capacity_tokens, max_tokens;
+};
+
+struct lk_channel_status {
+    uint32_t id;
+    pid_t pid;
+    uid_t uid;
+    char name[LK_NAME_BYTES];
+    uint64_t submissions, completions, refusals;
+    uint32_t queued, in_flight, sequences, leases;
+    uint64_t pages;
+};
+
+struct lk_intake_status {
+    uint64_t boot_epoch, ticks, batches, rows, rows_exact, rows_sparse, refusals, submissions;
+    uint64_t score_bytes, select_bytes, attend_bytes, dense_bytes;
+    uint32_t channels, sequences, leases, batches_in_flight;
+    bool draining;
+    uint32_t pools;
+    struct lk_pool_status pool[LK_POOLS_MAX];
+};
+
+/* Opens the pools on the engine and the ledger. -> 0 or -errno, sentence in why. */
+int lk_intake_open(const struct lk_config *config, struct lk_engine *engine, struct lk_intake **ret, char *why,
+                   size_t why_bytes);
+int lk_intake_start(struct lk_intake *intake); /* the thread */
+/* Stops taking submissions, finishes what is in flight, ends the thread. */
+void lk_intake_stop(struct lk_intake *intake);
+void lk_intake_close(struct lk_intake *intake);
+
+/* Calls from other threads; block until carried out (microseconds). */
+int lk_intake_channel_add(struct lk_intake *intake, const struct lk_channel_open *open, char *why, size_t why_bytes);
+/* The client is gone: take no more of it, free all when the device is done, then `released`. Also for a living
+ * client that must go. */
+void lk_intake_channel_remove(struct lk_intake *intake, uint32_t id);
+void lk_intake_drain(struct lk_intake *intake, bool drain); /* draining: SEQUENCE_CREATE and LEASE_OPEN are refused */
+void lk_intake_limits(struct lk_intake *intake, const struct lk_config *config); /* reloadable keys */
+void lk_intake_status(struct lk_intake *intake, struct lk_intake_status *ret);
+/* Up to count channels -> number there are. */
+uint32_t lk_intake_channels(struct lk_intake *intake, struct lk_channel_status *ret, uint32_t count);
+/* Pool by index as a client of `uid` may see it. -ENOENT. ret_fd (may be NULL): the pool's memfd, still the engine's. */
+int lk_intake_pool(struct lk_intake *intake, uint32_t index, struct lk_msg_pool *ret, int *ret_fd);
+/* CLOCK_MONOTONIC ns of the last tick, for the watchdog; any thread, no blocking. */
+uint64_t lk_intake_heartbeat(const struct lk_intake *intake);
+
+#endif
