@@ -7,6 +7,9 @@ PREFIX  ?= /usr/local
 DESTDIR ?=
 SAN     ?=
 O       ?= build/$(if $(SAN),$(subst $(comma),-,$(SAN)),plain)
+O_PLAIN := build/plain
+O_ASAN  := build/address-undefined
+O_TSAN  := build/thread
 comma   := ,
 
 CC      ?= gcc
@@ -68,8 +71,48 @@ $(O)/tests/%: $(O)/tests/%.o $(TEST_COMMON) $(DAEMON) $(GRAPH) $(KERNEL) $(COMMO
 	@mkdir -p $(@D)
 	$(CC) $(SANF) -pthread $^ -o $@ $(CHECK_L) $(PKG_L) $(LIBS)
 
-.PHONY: tests
+.PHONY: tests tests-thread
 tests: $(TESTS)  ## build the test programs
+tests-thread: $(addprefix $(O)/tests/unit/,test_ring test_engine test_intake)
+
+# ---- the main job, and the whole test command ----
+
+JOBS  := -j$(shell nproc)
+TRACE := tests/data/smollm2-needle.safetensors
+
+.PHONY: demo
+demo:  ## install what is missing, build, and replay a real trace through a private daemon
+	@packaging/deps.sh build
+	@$(MAKE) --no-print-directory -s $(JOBS) all
+	$(O)/locks-replay --trace $(TRACE) --budget 512 --compare
+
+.PHONY: check
+check:  ## every test that needs no GPU, in three builds: plain, address+undefined, thread
+	@packaging/deps.sh build test
+	@$(MAKE) --no-print-directory -s $(JOBS) all tests
+	@$(MAKE) --no-print-directory -s $(JOBS) SAN=address,undefined CFLAGS='-O1 -g' $(O_ASAN)/locksd tests
+	@$(MAKE) --no-print-directory -s $(JOBS) SAN=thread CFLAGS='-O1 -g' tests-thread
+	@tests/check.sh $(O_PLAIN) $(O_ASAN) $(O_TSAN)
+
+.PHONY: check-oracle
+check-oracle:  ## the full cross of options against the float64 reference (long)
+	@packaging/deps.sh build test
+	@$(MAKE) --no-print-directory -s $(JOBS) all
+	@tests/tools/check-oracle.sh $(O_PLAIN) full
+
+.PHONY: lint
+lint:  ## clang-format, clang-tidy, cppcheck, shellcheck and the house rules
+	@packaging/deps.sh build test lint
+	@tests/tools/lint.sh
+
+.PHONY: bench
+bench: $(TOOLS)  ## measure this machine: latency of a step, bandwidth of the kernels
+	$(O)/locks-bench latency
+	$(O)/locks-bench cpu
+
+.PHONY: install
+install: all  ## install under DESTDIR/PREFIX
+	packaging/install.sh "$(O)" "$(DESTDIR)" "$(PREFIX)" "$(VERSION)" "$(ABI)"
 
 .PHONY: clean
 clean:  ## remove what was built

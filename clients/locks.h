@@ -2,9 +2,9 @@
 /*
  * locks.h - liblocks, the C client of locksd.
  *
- * A connection (struct locks) has a ring to the daemon and an arena of shared memory. Queries, keys, values
- * and outputs live in the arena: allocate them with locks_alloc(), pass plain pointers to them. A page of the
- * KV cache belongs to the daemon; a sequence is named by a handle.
+ * A connection (struct locks) has a ring to the daemon and an arena of shared memory. Queries,
+ * keys, values and outputs live in the arena: allocate them with locks_alloc(), pass plain pointers
+ * to them. A page of the KV cache belongs to the daemon; a sequence is named by a handle.
  *
  *   struct locks *l;
  *   locks_connect(NULL, &l);
@@ -15,14 +15,14 @@
  *   locks_sequence_free(l, seq);
  *   locks_close(l);
  *
- * ERRORS  0 or a negative errno; locks_error() then has a sentence that names what was wrong and the limit it
- *         met. Outputs (ret_*) are untouched on failure.
- *           -EINVAL a wrong argument   -ESTALE a handle that was freed   -EDQUOT over a quota   -ENOSPC no free pages
- *           -ESRCH no such pool        -ECONNRESET the daemon is gone    -EPROTO versions       -EAGAIN ring is full
- *           -ETIMEDOUT                 -ESHUTDOWN the daemon drains      -EACCES not allowed to connect
- * THREADS One connection, one thread at a time; different connections are independent. The library starts no
- *         threads, installs no handlers, writes nothing to stderr.
- * WAITING locks_wait() spins for options.spin_us, then sleeps. locks_fd() can go into an event loop: see there.
+ * ERRORS  0 or a negative errno; locks_error() then has a sentence that names what was wrong and
+ * the limit it met. Outputs (ret_*) are untouched on failure. -EINVAL a wrong argument   -ESTALE a
+ * handle that was freed   -EDQUOT over a quota   -ENOSPC no free pages -ESRCH no such pool
+ * -ECONNRESET the daemon is gone    -EPROTO versions       -EAGAIN ring is full -ETIMEDOUT
+ * -ESHUTDOWN the daemon drains      -EACCES not allowed to connect THREADS One connection, one
+ * thread at a time; different connections are independent. The library starts no threads, installs
+ * no handlers, writes nothing to stderr. WAITING locks_wait() spins for options.spin_us, then
+ * sleeps. locks_fd() can go into an event loop: see there.
  */
 #ifndef LOCKS_H
 #define LOCKS_H
@@ -40,7 +40,7 @@ struct locks;
 typedef uint64_t locks_handle; /* sequence or lease; 0 is none */
 
 struct locks_options {
-    uint32_t size;        /* sizeof(struct locks_options): newer fields are then 0 for older callers */
+    uint32_t size; /* sizeof(struct locks_options): newer fields are then 0 for older callers */
     uint32_t sq_entries;  /* submissions in flight, a power of two; 0: 64 */
     const char *socket;   /* NULL: $LOCKSD_SOCKET, else LK_SOCKET_PATH */
     const char *name;     /* shown by locksctl clients; NULL: the program's name */
@@ -51,7 +51,8 @@ struct locks_options {
 
 int locks_connect(const struct locks_options *options, struct locks **ret);
 void locks_close(struct locks *locks); /* NULL is fine; frees sequences, leases and arena */
-const char *locks_error(const struct locks *locks); /* of the last failed call; NULL: of the last failed connect here */
+const char *locks_error(
+    const struct locks *locks); /* of the last failed call; NULL: of the last failed connect here */
 const char *locks_version(void);
 
 /* ---- pools ---- */
@@ -65,13 +66,16 @@ struct locks_pool {
 int locks_pool_count(const struct locks *locks);
 int locks_pool(struct locks *locks, const char *name, struct locks_pool *ret); /* NULL: the first */
 int locks_pool_at(struct locks *locks, uint32_t index, struct locks_pool *ret);
-/* Pages of a pool, read-only, valid until locks_close(): element (layer, page id, kv_head, 0 K / 1 V, token, channel). */
-int locks_pool_map(struct locks *locks, uint32_t index, const void **ret_pages, uint64_t *ret_layer_bytes,
-                   uint64_t *ret_page_bytes);
+/* Pages of a pool, read-only, valid until locks_close(): element (layer, page id, kv_head, 0 K / 1
+ * V, token, channel). */
+int locks_pool_map(struct locks *locks, uint32_t index, const void **ret_pages,
+                   uint64_t *ret_layer_bytes, uint64_t *ret_page_bytes);
 
 /* ---- arena ---- */
-void *locks_alloc(struct locks *locks, size_t bytes); /* aligned to 64; NULL: full (locks_error says by how much) */
-void locks_free(struct locks *locks, void *memory);   /* not while a submission that names it is in flight */
+void *locks_alloc(struct locks *locks,
+                  size_t bytes); /* aligned to 64; NULL: full (locks_error says by how much) */
+void locks_free(struct locks *locks,
+                void *memory); /* not while a submission that names it is in flight */
 
 /* ---- sequences ---- */
 int locks_sequence_create(struct locks *locks, uint32_t pool, locks_handle *ret);
@@ -80,24 +84,24 @@ int locks_sequence_truncate(struct locks *locks, locks_handle sequence, uint64_t
 int locks_sequence_free(struct locks *locks, locks_handle sequence);
 
 /* ---- steps ---- */
-struct locks_step {     /* zero but for pool: the defaults */
+struct locks_step { /* zero but for pool: the defaults */
     uint32_t pool;
-    uint32_t budget;        /* tokens attended a row; 0: the pool's */
-    int32_t sampled;        /* pages; LOCKS_SAMPLED_NONE: none; 0: the default (half from 128 pages on) */
-    uint32_t scan;          /* enum lk_scan; 0: auto, nested above 32K tokens */
-    float mass_target;      /* 0: none */
-    float sm_scale;         /* 0: 1/sqrt(head_dim) */
-    uint32_t dense_below;   /* tokens */
-    uint32_t sink_pages;    /* 0: 1; LOCKS_NO_SINK: none */
-    uint32_t recent_pages;  /* 0: 1, the newest */
+    uint32_t budget; /* tokens attended a row; 0: the pool's */
+    int32_t sampled; /* pages; LOCKS_SAMPLED_NONE: none; 0: the default (half from 128 pages on) */
+    uint32_t scan;   /* enum lk_scan; 0: auto, nested above 32K tokens */
+    float mass_target;     /* 0: none */
+    float sm_scale;        /* 0: 1/sqrt(head_dim) */
+    uint32_t dense_below;  /* tokens */
+    uint32_t sink_pages;   /* 0: 1; LOCKS_NO_SINK: none */
+    uint32_t recent_pages; /* 0: 1, the newest */
     uint32_t reserved;
     struct lk_head_result *results; /* arena, [rows][kv_heads], or NULL */
     struct lk_step_result *timing;  /* arena, or NULL */
 };
 #define LOCKS_SAMPLED_NONE (-1)
-#define LOCKS_NO_SINK UINT32_MAX
+#define LOCKS_NO_SINK      UINT32_MAX
 
-struct locks_row { /* pointers into the arena; see lk_row_desc for shapes */
+struct locks_row {         /* pointers into the arena; see lk_row_desc for shapes */
     locks_handle sequence; /* or lease */
     uint64_t position;     /* the layer's length before this row */
     uint32_t layer;
@@ -111,14 +115,18 @@ struct locks_row { /* pointers into the arena; see lk_row_desc for shapes */
 };
 
 /* Blocking: submit and wait. */
-int locks_append(struct locks *locks, const struct locks_step *step, const struct locks_row *rows, uint32_t count);
-int locks_decode(struct locks *locks, const struct locks_step *step, const struct locks_row *rows, uint32_t count);
-int locks_attend(struct locks *locks, const struct locks_step *step, const struct locks_row *rows, uint32_t count);
+int locks_append(struct locks *locks, const struct locks_step *step, const struct locks_row *rows,
+                 uint32_t count);
+int locks_decode(struct locks *locks, const struct locks_step *step, const struct locks_row *rows,
+                 uint32_t count);
+int locks_attend(struct locks *locks, const struct locks_step *step, const struct locks_row *rows,
+                 uint32_t count);
 
-/* Not blocking: op is LK_OP_APPEND, DECODE, ATTEND, WRITE or ATTEND_TABLE. -EAGAIN: the ring is full, wait for
- * a completion first. Row pointers must stay valid and unchanged until the completion. */
-int locks_submit(struct locks *locks, uint16_t op, const struct locks_step *step, const struct locks_row *rows,
-                 uint32_t count, uint64_t user_data);
+/* Not blocking: op is LK_OP_APPEND, DECODE, ATTEND, WRITE or ATTEND_TABLE. -EAGAIN: the ring is
+ * full, wait for a completion first. Row pointers must stay valid and unchanged until the
+ * completion. */
+int locks_submit(struct locks *locks, uint16_t op, const struct locks_step *step,
+                 const struct locks_row *rows, uint32_t count, uint64_t user_data);
 int locks_submit_barrier(struct locks *locks, uint64_t user_data);
 
 struct locks_completion {
@@ -131,8 +139,8 @@ struct locks_completion {
 /* The next completion. timeout_ms < 0: for ever. -ETIMEDOUT; -ECONNRESET: the daemon is gone. */
 int locks_wait(struct locks *locks, int timeout_ms, struct locks_completion *ret);
 int locks_try(struct locks *locks, struct locks_completion *ret); /* -EAGAIN: none yet */
-/* For poll(): readable when a completion may be there. Before sleeping call locks_arm(): 1 means a completion
- * is there already, do not sleep. */
+/* For poll(): readable when a completion may be there. Before sleeping call locks_arm(): 1 means a
+ * completion is there already, do not sleep. */
 int locks_fd(const struct locks *locks);
 int locks_arm(struct locks *locks);
 
@@ -144,14 +152,20 @@ struct locks_table {
 };
 int locks_lease_open(struct locks *locks, uint32_t pool, uint64_t pages, locks_handle *ret);
 int locks_lease_close(struct locks *locks, locks_handle lease);
-int locks_tables(struct locks *locks, locks_handle lease, uint32_t set, const struct locks_table *tables, uint32_t count);
-int locks_write(struct locks *locks, const struct locks_step *step, const struct locks_row *rows, uint32_t count);
-int locks_attend_table(struct locks *locks, const struct locks_step *step, const struct locks_row *rows, uint32_t count);
-int locks_copy_pages(struct locks *locks, locks_handle lease, const uint32_t (*pairs)[2], uint32_t count);
-int locks_invalidate(struct locks *locks, locks_handle lease, const uint32_t *pages, uint32_t count);
+int locks_tables(struct locks *locks, locks_handle lease, uint32_t set,
+                 const struct locks_table *tables, uint32_t count);
+int locks_write(struct locks *locks, const struct locks_step *step, const struct locks_row *rows,
+                uint32_t count);
+int locks_attend_table(struct locks *locks, const struct locks_step *step,
+                       const struct locks_row *rows, uint32_t count);
+int locks_copy_pages(struct locks *locks, locks_handle lease, const uint32_t (*pairs)[2],
+                     uint32_t count);
+int locks_invalidate(struct locks *locks, locks_handle lease, const uint32_t *pages,
+                     uint32_t count);
 
-/* ---- administration: verb "status", "clients", "pools", "drain", "resume", "reload" -> JSON text, to be free()d.
- * Needs no locks_connect(); socket as in locks_options. why (may be NULL) gets the sentence of a failure. */
+/* ---- administration: verb "status", "clients", "pools", "drain", "resume", "reload" -> JSON text,
+ * to be free()d. Needs no locks_connect(); socket as in locks_options. why (may be NULL) gets the
+ * sentence of a failure. */
 int locks_admin(const char *socket, const char *verb, char **ret_json, char *why, size_t why_bytes);
 
 #ifdef __cplusplus

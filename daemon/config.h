@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * config.h - what an operator may say, read once and then constant but for the keys marked (reload).
+ * config.h - what an operator may say, read once and then constant but for the keys marked
+ * (reload).
  *
- * lk_config_load() reads one INI file and then every *.conf of the folder "<file>.d" in name order; later
- * values win. Every key has a bound; an unknown key, section or value is an error with file and line.
- * Belongs to the control thread; the intake thread gets a copy.
+ * lk_config_load() reads one INI file and then every *.conf of the folder "<file>.d" in name order;
+ * later values win. Every key has a bound; an unknown key, section or value is an error with file
+ * and line. Belongs to the control thread; the intake thread gets a copy.
  */
 #ifndef LK_CONFIG_H
 #define LK_CONFIG_H
@@ -15,10 +16,10 @@
 #include "../kernels/kernels.h"
 #include "../shm_protocol/locks_abi.h"
 
-#define LK_POOLS_MAX 16     /* pools of a daemon: one a model geometry */
+#define LK_POOLS_MAX    16  /* pools of a daemon: one a model geometry */
 #define LK_CHANNELS_MAX 256 /* client connections */
-#define LK_PATH_BYTES 108   /* sun_path */
-#define LK_CPUS_MAX 256     /* worker threads */
+#define LK_PATH_BYTES   108 /* sun_path */
+#define LK_CPUS_MAX     256 /* worker threads */
 
 struct lk_pool_config { /* [pool NAME] */
     char name[LK_NAME_BYTES];
@@ -33,23 +34,24 @@ struct lk_pool_config { /* [pool NAME] */
 struct lk_config {
     /* [daemon] */
     char socket[LK_PATH_BYTES];
-    char group[LK_NAME_BYTES];   /* Unix group that may connect beside the owner and root */
-    uint32_t threads;            /* CPU workers; 0: one a core the process may use */
-    uint32_t spin_us;            /* intake and workers spin so long before they sleep */
-    uint64_t workspace_bytes;    /* of each batch in flight; 0: two of the largest rows */
-    uint32_t batch_rows;         /* at most, 1..256 */
-    int32_t numa_node;           /* -1: no binding */
-    uint32_t cpu_path;           /* auto, portable, avx2, avx512 */
-    bool memlock;                /* lock pool memory */
-    uint32_t log_level;          /* 0 error .. 3 debug (reload) */
-    uint32_t drain_seconds;      /* SIGTERM waits so long for work in flight and connected clients (reload) */
+    char group[LK_NAME_BYTES]; /* Unix group that may connect beside the owner and root */
+    uint32_t threads;          /* CPU workers; 0: one a core the process may use */
+    uint32_t spin_us;          /* intake and workers spin so long before they sleep */
+    uint64_t workspace_bytes;  /* of each batch in flight; 0: two of the largest rows */
+    uint32_t batch_rows;       /* at most, 1..256 */
+    int32_t numa_node;         /* -1: no binding */
+    uint32_t cpu_path;         /* auto, portable, avx2, avx512 */
+    bool memlock;              /* lock pool memory */
+    uint32_t log_level;        /* 0 error .. 3 debug (reload) */
+    uint32_t
+        drain_seconds; /* SIGTERM waits so long for work in flight and connected clients (reload) */
     /* [limits], each per connection unless it says otherwise (reload: for connections to come) */
     uint32_t max_channels;
     uint32_t max_channels_per_uid;
     uint32_t max_sequences;
     uint32_t max_leases;
-    uint64_t max_pages;          /* 0: the whole pool */
-    uint64_t max_pages_per_uid;  /* 0: the whole pool */
+    uint64_t max_pages;         /* 0: the whole pool */
+    uint64_t max_pages_per_uid; /* 0: the whole pool */
     uint64_t max_arena_bytes;
     uint32_t max_row_tokens;
     /* [pool NAME] */

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * intake.h - the thread that owns pools, sequences, leases and channels' rings, and so needs no locks.
+ * intake.h - the thread that owns pools, sequences, leases and channels' rings, and so needs no
+ * locks.
  *
- * It polls the rings fairly, validates and admits submissions, groups ready rows into a batch, launches it on
- * the engine and publishes completions. Everything else in the daemon speaks to it by lk_intake_call(): a
- * command is posted by another thread, carried out between two ticks, and answered in place.
+ * It polls the rings fairly, validates and admits submissions, groups ready rows into a batch,
+ * launches it on the engine and publishes completions. Everything else in the daemon speaks to it
+ * by lk_intake_call(): a command is posted by another thread, carried out between two ticks, and
+ * answered in place.
  */
 #ifndef LK_INTAKE_H
 #define LK_INTAKE_H
@@ -19,7 +21,8 @@
 
 struct lk_intake;
 
-/* One client's segments as the control thread made them (shm_protocol/segment.h), handed to intake. */
+/* One client's segments as the control thread made them (shm_protocol/segment.h), handed to intake.
+ */
 struct lk_channel_open {
     uint32_t id; /* chosen by control, unique for the boot */
     uid_t uid;
@@ -31,8 +34,8 @@ struct lk_channel_open {
     uint8_t *arena;
     uint64_t submission_bytes, completion_bytes, arena_bytes;
     int sq_event, cq_event; /* intake reads the first and writes the second */
-    /* Called on the intake thread when nothing of the channel is in flight any more and its pages are back:
-     * the segments may be unmapped, descriptors closed. */
+    /* Called on the intake thread when nothing of the channel is in flight any more and its pages
+     * are back: the segments may be unmapped, descriptors closed. */
     void (*released)(void *owner, uint32_t id);
     void *owner;
 };
@@ -66,24 +69,29 @@ struct lk_intake_status {
 };
 
 /* Opens the pools on the engine and the ledger. -> 0 or -errno, sentence in why. */
-int lk_intake_open(const struct lk_config *config, struct lk_engine *engine, struct lk_intake **ret, char *why,
-                   size_t why_bytes);
+int lk_intake_open(const struct lk_config *config, struct lk_engine *engine, struct lk_intake **ret,
+                   char *why, size_t why_bytes);
 int lk_intake_start(struct lk_intake *intake); /* the thread */
 /* Stops taking submissions, finishes what is in flight, ends the thread. */
 void lk_intake_stop(struct lk_intake *intake);
 void lk_intake_close(struct lk_intake *intake);
 
 /* Calls from other threads; block until carried out (microseconds). */
-int lk_intake_channel_add(struct lk_intake *intake, const struct lk_channel_open *open, char *why, size_t why_bytes);
-/* The client is gone: take no more of it, free all when the device is done, then `released`. Also for a living
- * client that must go. */
+int lk_intake_channel_add(struct lk_intake *intake, const struct lk_channel_open *open, char *why,
+                          size_t why_bytes);
+/* The client is gone: take no more of it, free all when the device is done, then `released`. Also
+ * for a living client that must go. */
 void lk_intake_channel_remove(struct lk_intake *intake, uint32_t id);
-void lk_intake_drain(struct lk_intake *intake, bool drain); /* draining: SEQUENCE_CREATE and LEASE_OPEN are refused */
-void lk_intake_limits(struct lk_intake *intake, const struct lk_config *config); /* reloadable keys */
+void lk_intake_drain(struct lk_intake *intake,
+                     bool drain); /* draining: SEQUENCE_CREATE and LEASE_OPEN are refused */
+void lk_intake_limits(struct lk_intake *intake,
+                      const struct lk_config *config); /* reloadable keys */
 void lk_intake_status(struct lk_intake *intake, struct lk_intake_status *ret);
 /* Up to count channels -> number there are. */
-uint32_t lk_intake_channels(struct lk_intake *intake, struct lk_channel_status *ret, uint32_t count);
-/* Pool by index as a client of `uid` may see it. -ENOENT. ret_fd (may be NULL): the pool's memfd, still the engine's. */
+uint32_t lk_intake_channels(struct lk_intake *intake, struct lk_channel_status *ret,
+                            uint32_t count);
+/* Pool by index as a client of `uid` may see it. -ENOENT. ret_fd (may be NULL): the pool's memfd,
+ * still the engine's. */
 int lk_intake_pool(struct lk_intake *intake, uint32_t index, struct lk_msg_pool *ret, int *ret_fd);
 /* CLOCK_MONOTONIC ns of the last tick, for the watchdog; any thread, no blocking. */
 uint64_t lk_intake_heartbeat(const struct lk_intake *intake);

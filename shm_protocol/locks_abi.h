@@ -2,45 +2,48 @@
 /*
  * locks_abi.h - the wire between locksd and its clients. This text is the protocol.
  *
- * CONNECTING. A client connects a SOCK_SEQPACKET Unix socket and sends one lk_hello. The daemon looks at
- * SO_PEERCRED and at the versions and answers lk_welcome, with five descriptors in this order: submission
- * memfd (read-write), completion memfd (read-only), arena memfd (read-write), submission eventfd (client
- * writes, daemon reads), completion eventfd (daemon writes, client polls) - or lk_refused, and hangs up.
- * Every message on the socket starts with an lk_message. The connection stays open; closing it, or dying,
- * ends the channel: its sequences and leases are freed once the device has finished with them.
- * After the welcome a client may ask, one question at a time: LK_MSG_POOL_GET -> lk_msg_pool,
- * LK_MSG_POOL_MAP -> lk_msg_pool_map with the pool's page memory as a read-only descriptor,
- * LK_MSG_ADMIN (a verb) -> lk_msg_admin_reply with a read-only memfd that holds JSON text.
- * An administrator's connection may send LK_MSG_ADMIN without a hello.
+ * CONNECTING. A client connects a SOCK_SEQPACKET Unix socket and sends one lk_hello. The daemon
+ * looks at SO_PEERCRED and at the versions and answers lk_welcome, with five descriptors in this
+ * order: submission memfd (read-write), completion memfd (read-only), arena memfd (read-write),
+ * submission eventfd (client writes, daemon reads), completion eventfd (daemon writes, client
+ * polls) - or lk_refused, and hangs up. Every message on the socket starts with an lk_message. The
+ * connection stays open; closing it, or dying, ends the channel: its sequences and leases are freed
+ * once the device has finished with them. After the welcome a client may ask, one question at a
+ * time: LK_MSG_POOL_GET -> lk_msg_pool, LK_MSG_POOL_MAP -> lk_msg_pool_map with the pool's page
+ * memory as a read-only descriptor, LK_MSG_ADMIN (a verb) -> lk_msg_admin_reply with a read-only
+ * memfd that holds JSON text. An administrator's connection may send LK_MSG_ADMIN without a hello.
  *
- * VERSIONS. Majors must be equal. Each side states the lowest minor it can speak; the smaller of the two
- * minors is spoken if it is no lower than either minimum. Reserved fields are zero, and are refused otherwise.
+ * VERSIONS. Majors must be equal. Each side states the lowest minor it can speak; the smaller of
+ * the two minors is spoken if it is no lower than either minimum. Reserved fields are zero, and are
+ * refused otherwise.
  *
  * SEGMENTS, split by who writes them:
  *   submission  lk_submission_head | SQ entries | descriptor bytes       written by the client
  *   completion  lk_completion_head | CQ entries                          written by the daemon
- *   arena       payload: q, k, v, out, lse, page lists, results, tables  written by both, trusted by none
- * Offsets of the parts are in lk_completion_head, sizes in lk_welcome.
+ *   arena       payload: q, k, v, out, lse, page lists, results, tables  written by both, trusted
+ * by none Offsets of the parts are in lk_completion_head, sizes in lk_welcome.
  *
- * RING. One producer, one consumer, in each direction. Indices are 64-bit, run freely and are masked on
- * access; entry i lies in slot i & (entries - 1). The producer writes the entry, then releases its tail; the
- * consumer acquires the tail, copies entry and descriptor into private memory, then releases its head, after
- * which slot and descriptor bytes may be reused. A submission is taken only while there is room for its
- * completion (taken - cq_head < cq_entries), so a completion is never dropped and a full ring is
- * back-pressure, not an error.
+ * RING. One producer, one consumer, in each direction. Indices are 64-bit, run freely and are
+ * masked on access; entry i lies in slot i & (entries - 1). The producer writes the entry, then
+ * releases its tail; the consumer acquires the tail, copies entry and descriptor into private
+ * memory, then releases its head, after which slot and descriptor bytes may be reused. A submission
+ * is taken only while there is room for its completion (taken - cq_head < cq_entries), so a
+ * completion is never dropped and a full ring is back-pressure, not an error.
  *
- * WAKING. The sleeper stores its `sleeping` flag, passes a full barrier, looks at the ring once more, then
- * sleeps on its eventfd. The other side stores its tail, passes a full barrier, then reads the flag and
- * writes the eventfd if it is set. See atomics.h for the labels of the pairs.
+ * WAKING. The sleeper stores its `sleeping` flag, passes a full barrier, looks at the ring once
+ * more, then sleeps on its eventfd. The other side stores its tail, passes a full barrier, then
+ * reads the flag and writes the eventfd if it is set. See atomics.h for the labels of the pairs.
  *
- * SUBMISSIONS. lk_sqe names an operation and its descriptor. Submissions of one channel that touch the same
- * pages run in order; others may overlap. Completions may come in another order than submissions.
+ * SUBMISSIONS. lk_sqe names an operation and its descriptor. Submissions of one channel that touch
+ * the same pages run in order; others may overlap. Completions may come in another order than
+ * submissions.
  *
- * NAMES OF PAGES. Sequences: the daemon allocates. Every row states its `position`, which must equal the
- * layer's length in that sequence. Tables: the client opens a lease of pages, ids 0..pages-1, and does its
- * own allocation inside it; slot = page * page_tokens + offset.
+ * NAMES OF PAGES. Sequences: the daemon allocates. Every row states its `position`, which must
+ * equal the layer's length in that sequence. Tables: the client opens a lease of pages, ids
+ * 0..pages-1, and does its own allocation inside it; slot = page * page_tokens + offset.
  *
- * All integers are little endian. No pointers, no padding the compiler chose. Compiles as C17, C++17, CUDA.
+ * All integers are little endian. No pointers, no padding the compiler chose. Compiles as C17,
+ * C++17, CUDA.
  */
 #ifndef LOCKS_ABI_H
 #define LOCKS_ABI_H
@@ -48,29 +51,35 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define LK_ABI_MAGIC UINT32_C(0x534b434c) /* "LCKS" */
-#define LK_ABI_MAJOR 1
-#define LK_ABI_MINOR 0
+#define LK_ABI_MAGIC     UINT32_C(0x534b434c) /* "LCKS" */
+#define LK_ABI_MAJOR     1
+#define LK_ABI_MINOR     0
 #define LK_ABI_MIN_MINOR 0
 
 #define LK_SOCKET_PATH "/run/locksd/locksd.sock"
 
 /* Limits of the wire. Each is bounded by the one it is asserted against below. */
-#define LK_SQ_ENTRIES_MAX 1024                  /* submissions in the ring of a channel */
-#define LK_SQ_ENTRIES_DEFAULT 64                /* two layers in flight of a 32-layer model */
-#define LK_ROWS_MAX 256                         /* rows of a submission: the largest rows bucket */
-#define LK_ROW_TOKENS_MAX 65536                 /* tokens of a row: a prefill chunk */
-#define LK_NAME_BYTES 32                        /* names of pools and clients, with the NUL */
-#define LK_REASON_BYTES 240                     /* a refusal's sentence, with the NUL */
-#define LK_DESCRIPTOR_BYTES_MAX 32768           /* one descriptor: header and LK_ROWS_MAX rows */
-#define LK_ARENA_BYTES_MAX (UINT64_C(1) << 40)  /* offsets stay far from overflow */
-#define LK_TABLE_SETS 8                         /* table sets a lease may hold at once */
-#define LK_FENCES 8                             /* fence words of a channel; word 0 is the daemon's */
-#define LK_LINE 64                              /* cache line; writer-owned fields never share one */
-#define LK_NONE UINT64_MAX                      /* an arena offset that names nothing */
+#define LK_SQ_ENTRIES_MAX       1024  /* submissions in the ring of a channel */
+#define LK_SQ_ENTRIES_DEFAULT   64    /* two layers in flight of a 32-layer model */
+#define LK_ROWS_MAX             256   /* rows of a submission: the largest rows bucket */
+#define LK_ROW_TOKENS_MAX       65536 /* tokens of a row: a prefill chunk */
+#define LK_NAME_BYTES           32    /* names of pools and clients, with the NUL */
+#define LK_REASON_BYTES         240   /* a refusal's sentence, with the NUL */
+#define LK_DESCRIPTOR_BYTES_MAX 32768 /* one descriptor: header and LK_ROWS_MAX rows */
+#define LK_ARENA_BYTES_MAX      (UINT64_C(1) << 40) /* offsets stay far from overflow */
+#define LK_TABLE_SETS           8                   /* table sets a lease may hold at once */
+#define LK_FENCES               8          /* fence words of a channel; word 0 is the daemon's */
+#define LK_LINE                 64         /* cache line; writer-owned fields never share one */
+#define LK_NONE                 UINT64_MAX /* an arena offset that names nothing */
 
 enum lk_dtype { LK_DTYPE_BF16 = 1, LK_DTYPE_FP16 = 2, LK_DTYPE_FP32 = 3 };
-enum lk_scan { LK_SCAN_AUTO = 0, LK_SCAN_FULL = 1, LK_SCAN_COARSE = 2, LK_SCAN_NESTED = 3, LK_SCAN_TREE = 4 };
+enum lk_scan {
+    LK_SCAN_AUTO = 0,
+    LK_SCAN_FULL = 1,
+    LK_SCAN_COARSE = 2,
+    LK_SCAN_NESTED = 3,
+    LK_SCAN_TREE = 4
+};
 
 /* ---- socket messages ---- */
 
@@ -96,7 +105,7 @@ struct lk_hello {
     struct lk_message head;
     uint16_t major, minor, min_minor;
     uint16_t reserved;
-    uint32_t sq_entries;  /* power of two, 0: the default */
+    uint32_t sq_entries; /* power of two, 0: the default */
     uint32_t reserved2;
     uint64_t arena_bytes; /* wanted; 0: the daemon's default */
     char name[LK_NAME_BYTES];
@@ -115,8 +124,8 @@ struct lk_welcome {
 
 struct lk_refused {
     struct lk_message head;
-    int32_t error;            /* -errno */
-    uint16_t major, minor;    /* the daemon's */
+    int32_t error;         /* -errno */
+    uint16_t major, minor; /* the daemon's */
     char reason[LK_REASON_BYTES];
 };
 
@@ -128,7 +137,8 @@ struct lk_msg_pool_get {
 };
 #define LK_POOL_BY_NAME UINT32_MAX
 
-/* What a client needs to know of a pool. Pages lie [layer][page][kv_head][K,V][page_tokens][head_dim]. */
+/* What a client needs to know of a pool. Pages lie
+ * [layer][page][kv_head][K,V][page_tokens][head_dim]. */
 struct lk_msg_pool {
     struct lk_message head;
     uint32_t index;
@@ -180,37 +190,38 @@ enum lk_op {
     LK_OP_SEQUENCE_FREE,       /* handle */
     LK_OP_APPEND,              /* lk_step_desc: rows of k, v */
     LK_OP_DECODE,              /* rows of q, k, v: append tokens >= 1, attend for each, causally */
-    LK_OP_ATTEND,              /* rows of q: attend at position = length, nothing appended; tokens = 1 */
-    LK_OP_LEASE_OPEN,          /* pool, length = pages. Completion value: the lease's handle */
-    LK_OP_LEASE_CLOSE,         /* handle */
-    LK_OP_TABLES,              /* lk_tables_desc: block tables and lengths for a step, named by all layers */
-    LK_OP_WRITE,               /* rows of k, v with slots */
-    LK_OP_ATTEND_TABLE,        /* rows of q that name a table of a set */
-    LK_OP_COPY_PAGES,          /* handle, count, list: count pairs of u32 (from, to) */
-    LK_OP_INVALIDATE,          /* handle, count, list: count page ids, u32 */
-    LK_OP_BARRIER,             /* completes when all earlier submissions of the channel have */
+    LK_OP_ATTEND,      /* rows of q: attend at position = length, nothing appended; tokens = 1 */
+    LK_OP_LEASE_OPEN,  /* pool, length = pages. Completion value: the lease's handle */
+    LK_OP_LEASE_CLOSE, /* handle */
+    LK_OP_TABLES, /* lk_tables_desc: block tables and lengths for a step, named by all layers */
+    LK_OP_WRITE,  /* rows of k, v with slots */
+    LK_OP_ATTEND_TABLE, /* rows of q that name a table of a set */
+    LK_OP_COPY_PAGES,   /* handle, count, list: count pairs of u32 (from, to) */
+    LK_OP_INVALIDATE,   /* handle, count, list: count page ids, u32 */
+    LK_OP_BARRIER,      /* completes when all earlier submissions of the channel have */
     LK_OP_COUNT,
 };
 
 struct lk_sqe {
-    uint64_t user_data;  /* returned in the completion */
-    uint16_t op;         /* enum lk_op */
+    uint64_t user_data; /* returned in the completion */
+    uint16_t op;        /* enum lk_op */
     uint16_t reserved;
     uint32_t desc_bytes; /* of the descriptor; 0 for BARRIER */
     uint64_t desc;       /* offset in the descriptor area, a multiple of 8 */
     uint64_t reserved2[5];
 };
 
-/* Head of the descriptor of APPEND, DECODE, ATTEND, WRITE, ATTEND_TABLE; lk_row_desc[rows] follow. One line:
- * a step of no rows moves tail, entry, this and its completion. */
+/* Head of the descriptor of APPEND, DECODE, ATTEND, WRITE, ATTEND_TABLE; lk_row_desc[rows] follow.
+ * One line: a step of no rows moves tail, entry, this and its completion. */
 struct lk_step_desc {
     uint32_t pool;
     uint32_t rows;
-    uint32_t budget;      /* tokens a row attends; 0: the pool's default */
-    int32_t sampled;      /* pages of the budget that are sampled; -1: half of it from 128 pages on, else 0 */
-    float mass_target;    /* stop keeping pages at this share, in (0, 1]; 0: none */
-    float sm_scale;       /* logits are q.k * sm_scale; 0: 1/sqrt(head_dim) */
-    uint16_t scan;        /* enum lk_scan */
+    uint32_t budget; /* tokens a row attends; 0: the pool's default */
+    int32_t sampled; /* pages of the budget that are sampled; -1: half of it from 128 pages on, else
+                        0 */
+    float mass_target; /* stop keeping pages at this share, in (0, 1]; 0: none */
+    float sm_scale;    /* logits are q.k * sm_scale; 0: 1/sqrt(head_dim) */
+    uint16_t scan;     /* enum lk_scan */
     uint16_t reserved;
     uint32_t dense_below; /* rows shorter than this are attended over all their pages */
     uint32_t sink_pages;
@@ -219,13 +230,14 @@ struct lk_step_desc {
     uint64_t timing;       /* arena offset of one lk_step_result, or LK_NONE */
     uint64_t reserved2;
 };
-#define LK_SINK_PAGES_DEFAULT 1
+#define LK_SINK_PAGES_DEFAULT   1
 #define LK_RECENT_PAGES_DEFAULT 1
 
-/* One row: tokens of one sequence (or table) at one layer. Arena offsets are multiples of LK_LINE. */
+/* One row: tokens of one sequence (or table) at one layer. Arena offsets are multiples of LK_LINE.
+ */
 struct lk_row_desc {
-    uint64_t handle;     /* sequence; WRITE, ATTEND_TABLE: lease */
-    uint64_t position;   /* tokens of the layer before this row: equals its length. Tables: 0 */
+    uint64_t handle;   /* sequence; WRITE, ATTEND_TABLE: lease */
+    uint64_t position; /* tokens of the layer before this row: equals its length. Tables: 0 */
     uint32_t layer;
     uint32_t tokens;     /* of q, k and v in this row */
     uint64_t q;          /* [tokens, kv_heads * group, head_dim], pool dtype */
@@ -236,7 +248,7 @@ struct lk_row_desc {
     uint32_t list_pages; /* room; the true count is in lk_head_result */
     uint16_t table_set;  /* ATTEND_TABLE */
     uint16_t table_row;
-    uint64_t slots;      /* WRITE: int64 [tokens], page * page_tokens + offset; negative: skipped */
+    uint64_t slots; /* WRITE: int64 [tokens], page * page_tokens + offset; negative: skipped */
     uint64_t reserved;
 };
 
@@ -268,7 +280,7 @@ enum lk_head_flag {
     LK_HEAD_ESTIMATED = 1 << 1, /* mass comes from summaries alone: too high where they are poor */
 };
 
-struct lk_head_result { /* of one row and KV head */
+struct lk_head_result {     /* of one row and KV head */
     uint32_t kept, sampled; /* pages */
     float mass;             /* captured mass, mean over the group */
     uint32_t flags;         /* enum lk_head_flag */
@@ -279,7 +291,8 @@ struct lk_page_entry {
     float weight;  /* 1: kept; otherwise the sample's weight */
 };
 
-/* Of one submission. Bytes are logical: planned reads. Times are the daemon's, of the batch it ran in. */
+/* Of one submission. Bytes are logical: planned reads. Times are the daemon's, of the batch it ran
+ * in. */
 struct lk_step_result {
     uint64_t score_bytes, select_bytes, attend_bytes;
     uint64_t dense_bytes; /* what dense attention would have read */
@@ -291,8 +304,9 @@ struct lk_step_result {
 };
 
 /*
- * Why a submission was refused, as code, value and limit. lk_reason_text() (validate.h) makes the sentence,
- * the same in client and daemon. Not an ABI enum to switch on: new codes may appear in a new minor.
+ * Why a submission was refused, as code, value and limit. lk_reason_text() (validate.h) makes the
+ * sentence, the same in client and daemon. Not an ABI enum to switch on: new codes may appear in a
+ * new minor.
  */
 struct lk_cqe {
     uint64_t user_data;
@@ -345,7 +359,7 @@ struct lk_completion_head {
 #define LK_STATIC_ASSERT(e) _Static_assert(e, #e)
 #endif
 #define LK_AT(type, field, at) LK_STATIC_ASSERT(offsetof(struct type, field) == (at))
-#define LK_SIZE(type, size) LK_STATIC_ASSERT(sizeof(struct type) == (size))
+#define LK_SIZE(type, size)    LK_STATIC_ASSERT(sizeof(struct type) == (size))
 
 LK_SIZE(lk_message, 8);
 LK_SIZE(lk_hello, 64);
@@ -401,7 +415,8 @@ LK_AT(lk_completion_head, cq_tail, 128);
 LK_AT(lk_completion_head, sleeping, 192);
 LK_AT(lk_completion_head, heartbeat_ns, 256);
 LK_AT(lk_completion_head, fence, 320);
-LK_STATIC_ASSERT(sizeof(struct lk_step_desc) + LK_ROWS_MAX * sizeof(struct lk_row_desc) <= LK_DESCRIPTOR_BYTES_MAX);
+LK_STATIC_ASSERT(sizeof(struct lk_step_desc) + LK_ROWS_MAX * sizeof(struct lk_row_desc) <=
+                 LK_DESCRIPTOR_BYTES_MAX);
 LK_STATIC_ASSERT(LK_SQ_ENTRIES_DEFAULT <= LK_SQ_ENTRIES_MAX);
 
 #endif

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# lint.sh - formatting, static analysis and the house rules; every finding is an error.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+rc=0
+mapfile -t c < <(git ls-files '*.c')
+mapfile -t h < <(git ls-files '*.h')
+mapfile -t sh < <(git ls-files '*.sh' '.ci/run')
+
+step() { # step NAME COMMAND...
+    local name=$1 out
+    shift
+    if out=$("$@" 2>&1); then echo "lint: $name ok"; else echo "lint: $name FAILED"; echo "$out" | head -n 200; rc=1; fi
+}
+
+# shellcheck disable=SC2016,SC2317 # called through step; the quoted part is for the inner shell
+tidy() { # the host's C; vector files need their own flags, which the file's name says
+    printf '%s\n' "${c[@]}" | xargs -P "$(nproc)" -I{} sh -c '
+        case {} in
+        *_avx512.c) isa="-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c" ;;
+        *_avx2.c) isa="-mavx2 -mfma -mf16c" ;;
+        *) isa= ;;
+        esac
+        out=$(clang-tidy --quiet {} -- -std=gnu17 -D_GNU_SOURCE -Ishm_protocol -Iclients -DLK_VERSION="\"lint\"" $isa 2>/dev/null) ||
+            { echo "$out"; exit 1; }'
+}
+
+step 'house rules' /usr/bin/python3 tests/tools/house.py
+step clang-format clang-format --dry-run -Werror "${c[@]}" "${h[@]}"
+step shellcheck shellcheck "${sh[@]}"
+step cppcheck cppcheck --quiet --std=c11 --enable=warning,portability --inline-suppr --error-exitcode=1 -j "$(nproc)" \
+    -D__x86_64__ -DLK_VERSION='"lint"' -Ishm_protocol -Iclients --suppress=missingIncludeSystem --suppress=internalAstError \
+    daemon shm_protocol kernels/cpu graphs clients
+step clang-tidy tidy
+exit $rc
