@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "../kernels/kernels.h"
 #include "../shm_protocol/locks_abi.h"
@@ -62,7 +63,19 @@ struct lk_config {
 void lk_config_defaults(struct lk_config *ret);
 /* -> 0, or -errno with "FILE:LINE: ..." in why. ret is untouched on failure. */
 int lk_config_load(const char *path, struct lk_config *ret, char *why, size_t why_bytes);
+/* One "SECTION.KEY=VALUE", as "daemon.threads=2" or "pool default.head_dim=64". As
+ * lk_config_load(). */
+int lk_config_set(struct lk_config *config, const char *assignment, char *why, size_t why_bytes);
 /* NULL if consistent (pools present, bounds tied together), else the reason. */
 const char *lk_config_invalid(const struct lk_config *config, char *text, size_t bytes);
+/* As a file that lk_config_load() reads back to the same, every key said. */
+void lk_config_write(const struct lk_config *config, FILE *file);
+
+/* Called for each key whose value differs, as "daemon.threads"; taken: it is reloadable and now in
+ * force. A pool that came or went is named "pool NAME". */
+typedef void lk_config_changed(void *context, const char *key, bool taken);
+/* Takes the reloadable keys of `fresh` over into `running`. */
+void lk_config_reload(struct lk_config *running, const struct lk_config *fresh,
+                      lk_config_changed *changed, void *context);
 
 #endif

@@ -1,0 +1,560 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * config.c - reads, checks, compares and writes the configuration.
+ *
+ * Idea: one table says everything of a key - name, place, type, bounds, whether a reload may change
+ * it. Reading, writing and reloading walk the table, so that a key is added in one line. libinih
+ * splits lines; the reader around it counts them, takes indentation away (libinih would take an
+ * indented line for a continuation) and sees sections that have no key.
+ *
+ * Runs at start and on the control thread. Does not touch the machine: that a pool fits in memory
+ * is memory.c's matter, that the engine supports it the engine's.
+ */
+#include "config.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <ini.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LINE_BYTES 200 /* of libinih, terminator included */
+#define GIB        (UINT64_C(1) << 30)
+#define TIB        (UINT64_C(1) << 40)
+
+enum type {
+    TEXT,   /* char[high], at least low characters */
+    U32,    /* low..high */
+    I32,    /* low..high */
+    SIZE,   /* uint64_t, low..high, with K, M, G or T */
+    SWITCH, /* bool: yes or no */
+    NAMED,  /* uint32_t: low + index in names */
+};
+
+struct key {
+    const char *name;
+    size_t offset;
+    enum type type;
+    bool reload;
+    int64_t low, high;
+    const char *const *names;
+};
+
+static const char *const path_names[] = {"auto", "portable", "avx2", "avx512", NULL};
+static const char *const level_names[] = {"error", "warning", "info", "debug", NULL};
+static const char *const dtype_names[] = {"bf16", "fp16", "fp32", NULL};
+static const char *const scan_names[] = {"auto", "full", "coarse", "nested", "tree", NULL};
+
+#define AT(field) offsetof(struct lk_config, field)
+static const struct key daemon_keys[] = {
+    {"socket", AT(socket), TEXT, false, 1, LK_PATH_BYTES, NULL},
+    {"group", AT(group), TEXT, false, 0, LK_NAME_BYTES, NULL},
+    {"threads", AT(threads), U32, false, 0, LK_CPUS_MAX, NULL},
+    {"spin_us", AT(spin_us), U32, false, 0, 10000, NULL},
+    {"workspace", AT(workspace_bytes), SIZE, false, 0, TIB, NULL},
+    {"batch_rows", AT(batch_rows), U32, false, 1, LK_ROWS_MAX, NULL},
+    {"numa_node", AT(numa_node), I32, false, -1, 1023, NULL},
+    {"cpu_path", AT(cpu_path), NAMED, false, 0, 3, path_names},
+    {"memlock", AT(memlock), SWITCH, false, 0, 1, NULL},
+    {"log_level", AT(log_level), NAMED, true, 0, 3, level_names},
+    {"drain_seconds", AT(drain_seconds), U32, true, 0, 3600, NULL},
+    {0},
+};
+static const struct key limit_keys[] = {
+    {"max_channels", AT(max_channels), U32, true, 1, LK_CHANNELS_MAX, NULL},
+    {"max_channels_per_uid", AT(max_channels_per_uid), U32, true, 1, LK_CHANNELS_MAX, NULL},
+    {"max_sequences", AT(max_sequences), U32, true, 1, 65536, NULL},
+    {"max_leases", AT(max_leases), U32, true, 0, 1024, NULL},
+    {"max_pages", AT(max_pages), SIZE, true, 0, UINT32_MAX, NULL},
+    {"max_pages_per_uid", AT(max_pages_per_uid), SIZE, true, 0, UINT32_MAX, NULL},
+    {"max_arena", AT(max_arena_bytes), SIZE, true, 65536, LK_ARENA_BYTES_MAX, NULL},
+    {"max_row_tokens", AT(max_row_tokens), U32, false, 1, LK_ROW_TOKENS_MAX, NULL},
+    {0},
+};
+#undef AT
+#define AT(field) offsetof(struct lk_pool_config, field)
+static const struct key pool_keys[] = {
+    {"layers", AT(geometry.layers), U32, false, 1, 1024, NULL},
+    {"kv_heads", AT(geometry.kv_heads), U32, false, 1, 1024, NULL},
+    {"group", AT(geometry.group), U32, false, 1, LK_GROUP_MAX, NULL},
+    {"head_dim", AT(geometry.head_dim), U32, false, 1, LK_HEAD_DIM_MAX, NULL},
+    {"page_tokens", AT(geometry.page_tokens), U32, false, 1, LK_PAGE_TOKENS_MAX, NULL},
+    {"rank", AT(geometry.rank), U32, false, 1, LK_RANK_MAX, NULL},
+    {"dtype", AT(geometry.dtype), NAMED, false, LK_BF16, LK_FP32, dtype_names},
+    {"memory", AT(memory_bytes), SIZE, false, 65536, 64 * TIB, NULL},
+    {"max_tokens", AT(max_tokens), SIZE, false, 0, TIB, NULL},
+    {"max_sequences", AT(max_sequences), U32, false, 1, 65536, NULL},
+    {"budget", AT(budget), U32, false, 1, 1 << 30, NULL},
+    {"scan", AT(scan), NAMED, false, LK_SCAN_AUTO, LK_SCAN_TREE, scan_names},
+    {0},
+};
+#undef AT
+
+/* A section: its keys and the struct they lie in. */
+struct scope {
+    const struct key *keys;
+    char *base;
+};
+
+__attribute__((format(printf, 4, 5))) static int refuse(int error, char *why, size_t bytes,
+                                                        const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    vsnprintf(why, bytes, format, list);
+    va_end(list);
+    return error;
+}
+
+void lk_config_defaults(struct lk_config *ret) {
+    *ret = (struct lk_config){
+        .socket = LK_SOCKET_PATH,
+        .group = "locks",
+        .spin_us = 20,
+        .batch_rows = LK_ROWS_MAX,
+        .numa_node = -1,
+        .log_level = 2,
+        .drain_seconds = 10,
+        .max_channels = 64,
+        .max_channels_per_uid = 64,
+        .max_sequences = 1024,
+        .max_leases = 16,
+        .max_arena_bytes = GIB,
+        .max_row_tokens = 8192,
+    };
+}
+
+static void pool_defaults(struct lk_pool_config *ret, const char *name) {
+    *ret = (struct lk_pool_config){
+        .geometry = {.page_tokens = 16, .rank = 8, .dtype = LK_BF16},
+        .max_sequences = 1024,
+        .budget = 2048,
+        .scan = LK_SCAN_AUTO,
+    };
+    snprintf(ret->name, sizeof(ret->name), "%s", name);
+}
+
+/* ---- sections ---- */
+
+static bool pool_name_valid(const char *name) {
+    size_t length = strlen(name);
+    for (size_t i = 0; i < length; i++)
+        if (!isalnum((unsigned char)name[i]) && !strchr("_.-", name[i]))
+            return false;
+    return length > 0 && length < LK_NAME_BYTES;
+}
+
+static struct lk_pool_config *find_pool(struct lk_config *config, const char *name) {
+    for (uint32_t i = 0; i < config->pools; i++)
+        if (strcmp(config->pool[i].name, name) == 0)
+            return &config->pool[i];
+    return NULL;
+}
+
+static int enter_pool(struct lk_config *config, const char *name, struct scope *ret, char *why,
+                      size_t bytes) {
+    struct lk_pool_config *pool = find_pool(config, name);
+    if (!pool) {
+        if (!pool_name_valid(name))
+            return refuse(-EINVAL, why, bytes,
+                          "pool name '%s': 1 to %d letters, digits, '_', '.' or '-'", name,
+                          LK_NAME_BYTES - 1);
+        if (config->pools == LK_POOLS_MAX)
+            return refuse(-EINVAL, why, bytes,
+                          "[pool %s]: there are %d pools already, the most there may be", name,
+                          LK_POOLS_MAX);
+        pool = &config->pool[config->pools++];
+        pool_defaults(pool, name);
+    }
+    *ret = (struct scope){pool_keys, (char *)pool};
+    return 0;
+}
+
+/* Opens the section, making a pool that is new. */
+static int enter(struct lk_config *config, const char *section, struct scope *ret, char *why,
+                 size_t bytes) {
+    if (strncmp(section, "pool ", 5) == 0)
+        return enter_pool(config, section + 5 + strspn(section + 5, " "), ret, why, bytes);
+    if (strcmp(section, "daemon") == 0)
+        *ret = (struct scope){daemon_keys, (char *)config};
+    else if (strcmp(section, "limits") == 0)
+        *ret = (struct scope){limit_keys, (char *)config};
+    else if (*section)
+        return refuse(-EINVAL, why, bytes,
+                      "there is no section [%s]: sections are [daemon], [limits] and [pool NAME]",
+                      section);
+    else
+        return refuse(-EINVAL, why, bytes,
+                      "a key before the first section: [daemon], [limits] or [pool NAME]");
+    return 0;
+}
+
+/* ---- values ---- */
+
+/* Digits and, if `suffix`, one of K, M, G, T. */
+static bool parse_size(const char *text, bool suffix, uint64_t *ret) {
+    char *end;
+    if (!isdigit((unsigned char)*text))
+        return false;
+    errno = 0;
+    uint64_t value = strtoull(text, &end, 10);
+    if (errno)
+        return false;
+    static const char units[] = "KMGT";
+    const char *unit = suffix && *end ? strchr(units, *end) : NULL;
+    if (unit) {
+        unsigned shift = 10 * (unsigned)(unit - units + 1);
+        if (value > UINT64_MAX >> shift)
+            return false;
+        value <<= shift;
+        end++;
+    }
+    *ret = value;
+    return *end == 0;
+}
+
+/* The largest unit that divides it. */
+static const char *size_text(uint64_t value, char text[32]) {
+    static const char *const units[] = {"", "K", "M", "G", "T"};
+    unsigned unit = 0;
+    for (; unit < 4 && value && value % 1024 == 0; unit++)
+        value /= 1024;
+    snprintf(text, 32, "%" PRIu64 "%s", value, units[unit]);
+    return text;
+}
+
+static int parse_number(const struct key *key, char *field, const char *text, char *why,
+                        size_t bytes) {
+    char low[32], high[32];
+    bool minus = key->low < 0 && *text == '-';
+    uint64_t magnitude;
+    if (!parse_size(text + minus, key->type == SIZE, &magnitude))
+        return refuse(-EINVAL, why, bytes, "'%s' is not a number%s", text,
+                      key->type == SIZE ? ", which may end in K, M, G or T" : "");
+    if (minus ? magnitude > (uint64_t)-key->low
+              : magnitude > (uint64_t)key->high || (int64_t)magnitude < key->low) {
+        if (key->type == SIZE)
+            return refuse(-EINVAL, why, bytes, "%s is not between %s and %s", text,
+                          size_text((uint64_t)key->low, low), size_text((uint64_t)key->high, high));
+        return refuse(-EINVAL, why, bytes, "%s is not between %" PRId64 " and %" PRId64, text,
+                      key->low, key->high);
+    }
+    if (key->type == SIZE)
+        memcpy(field, &magnitude, sizeof(magnitude));
+    else
+        memcpy(field, &(int32_t){minus ? -(int32_t)magnitude : (int32_t)magnitude},
+               sizeof(int32_t));
+    return 0;
+}
+
+static int parse_text(const struct key *key, char *field, const char *text, char *why,
+                      size_t bytes) {
+    size_t length = strlen(text);
+    if (length < (size_t)key->low || length >= (size_t)key->high)
+        return refuse(-EINVAL, why, bytes,
+                      "'%s' has %zu characters, not between %" PRId64 " and %" PRId64, text, length,
+                      key->low, key->high - 1);
+    memset(field, 0, (size_t)key->high);
+    memcpy(field, text, length);
+    return 0;
+}
+
+static int parse_named(const struct key *key, char *field, const char *text, char *why,
+                       size_t bytes) {
+    char list[64] = "";
+    for (uint32_t i = 0; key->names[i]; i++) {
+        if (strcmp(key->names[i], text) == 0) {
+            memcpy(field, &(uint32_t){(uint32_t)key->low + i}, sizeof(uint32_t));
+            return 0;
+        }
+        snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s%s", i ? ", " : "",
+                 key->names[i]);
+    }
+    return refuse(-EINVAL, why, bytes, "'%s' is none of %s", text, list);
+}
+
+static int parse_switch(char *field, const char *text, char *why, size_t bytes) {
+    bool yes = strcmp(text, "yes") == 0;
+    if (!yes && strcmp(text, "no") != 0)
+        return refuse(-EINVAL, why, bytes, "'%s' is neither yes nor no", text);
+    memcpy(field, &yes, sizeof(yes));
+    return 0;
+}
+
+static int parse_value(const struct key *key, char *field, const char *text, char *why,
+                       size_t bytes) {
+    switch (key->type) {
+    case TEXT:
+        return parse_text(key, field, text, why, bytes);
+    case NAMED:
+        return parse_named(key, field, text, why, bytes);
+    case SWITCH:
+        return parse_switch(field, text, why, bytes);
+    default:
+        return parse_number(key, field, text, why, bytes);
+    }
+}
+
+static int assign(struct lk_config *config, const char *section, const char *name,
+                  const char *value, char *why, size_t bytes) {
+    struct scope scope;
+    char reason[256], list[256] = "";
+    int rc = enter(config, section, &scope, why, bytes);
+    if (rc)
+        return rc;
+    for (const struct key *key = scope.keys; key->name; key++) {
+        if (strcmp(key->name, name) == 0) {
+            rc = parse_value(key, scope.base + key->offset, value, reason, sizeof(reason));
+            return rc ? refuse(rc, why, bytes, "[%s] %s: %s", section, name, reason) : 0;
+        }
+        snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s%s", *list ? ", " : "",
+                 key->name);
+    }
+    return refuse(-EINVAL, why, bytes, "[%s] has no key '%s': its keys are %s", section, name,
+                  list);
+}
+
+/* ---- files ---- */
+
+struct source {
+    FILE *file;
+    struct lk_config *config;
+    int line;
+    int error; /* the first, and its sentence */
+    char why[512];
+};
+
+static void check_section(struct source *source, const char *line) {
+    char section[LINE_BYTES];
+    struct scope scope;
+    const char *end = strchr(line, ']');
+    if (!end)
+        return; /* libinih refuses the line */
+    snprintf(section, sizeof(section), "%.*s", (int)(end - line - 1), line + 1);
+    source->error = enter(source->config, section, &scope, source->why, sizeof(source->why));
+}
+
+/* libinih's fgets(): the next line without its indentation; NULL at the end or after an error. */
+static char *read_line(char *text, int bytes, void *context) {
+    struct source *source = context;
+    if (source->error || !fgets(text, bytes, source->file))
+        return NULL;
+    source->line++;
+    size_t length = strlen(text);
+    if (length == (size_t)bytes - 1 && text[length - 1] != '\n') {
+        source->error = refuse(-EINVAL, source->why, sizeof(source->why),
+                               "the line is longer than %d characters", LINE_BYTES - 2);
+        return NULL;
+    }
+    size_t indent = strspn(text, " \t");
+    memmove(text, text + indent, length - indent + 1);
+    if (*text == '[')
+        check_section(source, text);
+    return source->error ? NULL : text;
+}
+
+static int take_key(void *context, const char *section, const char *name, const char *value) {
+    struct source *source = context;
+    if (!source->error)
+        source->error =
+            assign(source->config, section, name, value, source->why, sizeof(source->why));
+    return !source->error;
+}
+
+static int load_file(const char *path, struct lk_config *config, char *why, size_t bytes) {
+    struct source source = {.config = config, .file = fopen(path, "re")};
+    if (!source.file)
+        return refuse(-errno, why, bytes, "%s: cannot be opened: %s", path, strerror(errno));
+    int rc = ini_parse_stream(read_line, &source, take_key, &source);
+    if (ferror(source.file))
+        source.error = refuse(-EIO, source.why, sizeof(source.why), "cannot be read");
+    fclose(source.file);
+    if (source.error)
+        return refuse(source.error, why, bytes, "%s:%d: %s", path, source.line, source.why);
+    if (rc > 0)
+        return refuse(-EINVAL, why, bytes,
+                      "%s:%d: neither a [section], nor KEY = VALUE, nor a comment (# or ;)", path,
+                      rc);
+    return rc ? refuse(-ENOMEM, why, bytes, "%s: no memory to read it", path) : 0;
+}
+
+static int is_overlay(const struct dirent *entry) {
+    size_t length = strlen(entry->d_name);
+    return entry->d_name[0] != '.' && length > 5 &&
+           strcmp(entry->d_name + length - 5, ".conf") == 0;
+}
+
+static int load_overlays(const char *path, struct lk_config *config, char *why, size_t bytes) {
+    char folder[4096], file[4096 + 256];
+    struct dirent **entries;
+    int rc = 0;
+    snprintf(folder, sizeof(folder), "%s.d", path);
+    int count = scandir(folder, &entries, is_overlay, alphasort);
+    if (count < 0) /* ENOTDIR: the file's name plus .d is something else's */
+        return errno == ENOENT || errno == ENOTDIR
+                   ? 0
+                   : refuse(-errno, why, bytes, "%s: cannot be read: %s", folder, strerror(errno));
+    for (int i = 0; i < count; i++) {
+        snprintf(file, sizeof(file), "%s/%s", folder, entries[i]->d_name);
+        if (!rc)
+            rc = load_file(file, config, why, bytes);
+        free(entries[i]);
+    }
+    free(entries);
+    return rc;
+}
+
+int lk_config_load(const char *path, struct lk_config *ret, char *why, size_t why_bytes) {
+    struct lk_config config;
+    lk_config_defaults(&config);
+    int rc = load_file(path, &config, why, why_bytes);
+    if (!rc)
+        rc = load_overlays(path, &config, why, why_bytes);
+    if (!rc)
+        *ret = config;
+    return rc;
+}
+
+int lk_config_set(struct lk_config *config, const char *assignment, char *why, size_t why_bytes) {
+    char text[LINE_BYTES], reason[512];
+    const char *equals = strchr(assignment, '=');
+    size_t length = equals ? (size_t)(equals - assignment) : 0;
+    if (!equals || length >= sizeof(text))
+        return refuse(-EINVAL, why, why_bytes, "--set '%s': not of the form SECTION.KEY=VALUE",
+                      assignment);
+    memcpy(text, assignment, length);
+    text[length] = 0;
+    char *dot = strrchr(text, '.'); /* a pool's name may have dots, a key has none */
+    if (!dot)
+        return refuse(-EINVAL, why, why_bytes, "--set '%s': not of the form SECTION.KEY=VALUE",
+                      assignment);
+    *dot = 0;
+    int rc = assign(config, text, dot + 1, equals + 1, reason, sizeof(reason));
+    return rc ? refuse(rc, why, why_bytes, "--set '%s': %s", assignment, reason) : 0;
+}
+
+/* ---- what ties values together ---- */
+
+static const char *pool_invalid(const struct lk_pool_config *pool, char *text, size_t bytes) {
+    char reason[256];
+    for (const struct key *key = pool_keys; key->name; key++) {
+        uint64_t value = 0;
+        memcpy(&value, (const char *)pool + key->offset, key->type == SIZE ? 8 : 4);
+        if (key->low > 0 && !value) {
+            snprintf(text, bytes, "[pool %s] does not say %s", pool->name, key->name);
+            return text;
+        }
+    }
+    if (lk_geometry_invalid(&pool->geometry, reason, sizeof(reason)))
+        snprintf(text, bytes, "[pool %s] %s", pool->name, reason);
+    else if (pool->budget < pool->geometry.page_tokens)
+        snprintf(text, bytes, "[pool %s] budget: %u tokens are less than a page, page_tokens %u",
+                 pool->name, pool->budget, pool->geometry.page_tokens);
+    else
+        return NULL;
+    return text;
+}
+
+const char *lk_config_invalid(const struct lk_config *config, char *text, size_t bytes) {
+    if (config->socket[0] != '/')
+        snprintf(text, bytes, "[daemon] socket: '%s' is not an absolute path", config->socket);
+    else if (config->pools == 0)
+        snprintf(
+            text, bytes,
+            "there is no [pool NAME] section: it says which model's pages to hold, and how many");
+    else if (config->max_channels_per_uid > config->max_channels)
+        snprintf(text, bytes, "[limits] max_channels_per_uid: %u is more than max_channels, %u",
+                 config->max_channels_per_uid, config->max_channels);
+    else if (config->max_pages_per_uid && config->max_pages > config->max_pages_per_uid)
+        snprintf(text, bytes,
+                 "[limits] max_pages: %" PRIu64 " is more than max_pages_per_uid, %" PRIu64,
+                 config->max_pages, config->max_pages_per_uid);
+    else {
+        for (uint32_t i = 0; i < config->pools; i++)
+            if (pool_invalid(&config->pool[i], text, bytes))
+                return text;
+        return NULL;
+    }
+    return text;
+}
+
+/* ---- writing and comparing ---- */
+
+static void write_section(FILE *file, const struct key *keys, const char *base) {
+    char text[32];
+    for (const struct key *key = keys; key->name; key++) {
+        const char *field = base + key->offset;
+        uint64_t size = 0;
+        int32_t number = 0;
+        memcpy(&size, field, key->type == SIZE ? sizeof(size) : 0);
+        memcpy(&number, field,
+               key->type == SIZE || key->type == TEXT || key->type == SWITCH ? 0 : sizeof(number));
+        fprintf(file, "%s = ", key->name);
+        if (key->type == TEXT)
+            fprintf(file, "%s\n", field);
+        else if (key->type == SWITCH)
+            fprintf(file, "%s\n", *field ? "yes" : "no");
+        else if (key->type == NAMED && number >= key->low)
+            fprintf(file, "%s\n", key->names[number - key->low]);
+        else if (key->type == SIZE)
+            fprintf(file, "%s\n", size_text(size, text));
+        else
+            fprintf(file, "%" PRId32 "\n", number);
+    }
+}
+
+void lk_config_write(const struct lk_config *config, FILE *file) {
+    fprintf(file, "[daemon]\n");
+    write_section(file, daemon_keys, (const char *)config);
+    fprintf(file, "\n[limits]\n");
+    write_section(file, limit_keys, (const char *)config);
+    for (uint32_t i = 0; i < config->pools; i++) {
+        fprintf(file, "\n[pool %s]\n", config->pool[i].name);
+        write_section(file, pool_keys, (const char *)&config->pool[i]);
+    }
+}
+
+static size_t field_bytes(const struct key *key) {
+    return key->type == TEXT     ? (size_t)key->high
+           : key->type == SWITCH ? sizeof(bool)
+           : key->type == SIZE   ? 8
+                                 : 4;
+}
+
+static void reload_section(const char *section, const struct key *keys, void *running,
+                           const void *fresh, lk_config_changed *changed, void *context) {
+    char name[LK_NAME_BYTES + 64];
+    for (const struct key *key = keys; key->name; key++) {
+        char *old = (char *)running + key->offset;
+        const char *new = (const char *)fresh + key->offset;
+        if (memcmp(old, new, field_bytes(key)) == 0)
+            continue;
+        if (key->reload)
+            memcpy(old, new, field_bytes(key));
+        snprintf(name, sizeof(name), "%s.%s", section, key->name);
+        changed(context, name, key->reload);
+    }
+}
+
+void lk_config_reload(struct lk_config *running, const struct lk_config *fresh,
+                      lk_config_changed *changed, void *context) {
+    char section[LK_NAME_BYTES + 8];
+    struct lk_config wanted = *fresh;
+    reload_section("daemon", daemon_keys, running, fresh, changed, context);
+    reload_section("limits", limit_keys, running, fresh, changed, context);
+    for (uint32_t i = 0; i < running->pools; i++) {
+        const struct lk_pool_config *pool = find_pool(&wanted, running->pool[i].name);
+        snprintf(section, sizeof(section), "pool %s", running->pool[i].name);
+        if (pool)
+            reload_section(section, pool_keys, &running->pool[i], pool, changed, context);
+        else
+            changed(context, section, false);
+    }
+    for (uint32_t i = 0; i < wanted.pools; i++) {
+        snprintf(section, sizeof(section), "pool %s", wanted.pool[i].name);
+        if (!find_pool(running, wanted.pool[i].name))
+            changed(context, section, false);
+    }
+}
