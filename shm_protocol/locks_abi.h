@@ -3,14 +3,14 @@
  * locks_abi.h - the wire between locksd and its clients. This text is the protocol.
  *
  * CONNECTING. A client connects a SOCK_SEQPACKET Unix socket and sends one lk_hello. The daemon
- * looks at SO_PEERCRED and at the versions and answers lk_welcome, with five descriptors in this
- * order: submission memfd (read-write), completion memfd (read-only), arena memfd (read-write),
- * submission eventfd (client writes, daemon reads), completion eventfd (daemon writes, client
- * polls) - or lk_refused, and hangs up. Every message on the socket starts with an lk_message. The
- * connection stays open; closing it, or dying, ends the channel: its sequences and leases are freed
- * once the device has finished with them. After the welcome a client may ask, one question at a
- * time: LK_MSG_POOL_GET -> lk_msg_pool, LK_MSG_POOL_MAP -> lk_msg_pool_map with the pool's page
- * memory as a read-only descriptor, LK_MSG_ADMIN (a verb) -> lk_msg_admin_reply with a read-only
+ * looks at SO_PEERCRED and at the versions and answers lk_welcome, with four descriptors in this
+ * order: submission memfd (read-write), completion memfd (read-only), arena memfd (read-write), the
+ * bell (one end of a stream socket pair: a byte either way wakes the other side) - or lk_refused,
+ * and hangs up. Every message on the socket starts with an lk_message. The connection stays open;
+ * closing it, or dying, ends the channel: its sequences and leases are freed once the device has
+ * finished with them. After the welcome a client may ask, one question at a time: LK_MSG_POOL_GET
+ * -> lk_msg_pool, LK_MSG_POOL_MAP -> lk_msg_pool_mapped with the pool's page memory as a read-only
+ * descriptor, LK_MSG_ADMIN (a verb) -> lk_msg_admin_reply with a read-only
  * memfd that holds JSON text. An administrator's connection may send LK_MSG_ADMIN without a hello.
  *
  * VERSIONS. Majors must be equal. Each side states the lowest minor it can speak; the smaller of
@@ -20,8 +20,8 @@
  * SEGMENTS, split by who writes them:
  *   submission  lk_submission_head | SQ entries | descriptor bytes       written by the client
  *   completion  lk_completion_head | CQ entries                          written by the daemon
- *   arena       payload: q, k, v, out, lse, page lists, results, tables  written by both, trusted
- * by none Offsets of the parts are in lk_completion_head, sizes in lk_welcome.
+ *   arena       payload: q, k, v, out, lse, lists, results, tables       by both, trusted by none
+ * Offsets of the parts are in lk_completion_head, sizes in lk_welcome.
  *
  * RING. One producer, one consumer, in each direction. Indices are 64-bit, run freely and are
  * masked on access; entry i lies in slot i & (entries - 1). The producer writes the entry, then
@@ -31,8 +31,10 @@
  * completion is never dropped and a full ring is back-pressure, not an error.
  *
  * WAKING. The sleeper stores its `sleeping` flag, passes a full barrier, looks at the ring once
- * more, then sleeps on its eventfd. The other side stores its tail, passes a full barrier, then
- * reads the flag and writes the eventfd if it is set. See atomics.h for the labels of the pairs.
+ * more, then sleeps on the bell. The other side stores its tail, passes a full barrier, then reads
+ * the flag and rings the bell if it is set. A client that frees room (cq_head) while it has more
+ * than cq_entries submissions unanswered does so too: the daemon may be waiting for that room. See
+ * atomics.h for the labels of the pairs.
  *
  * SUBMISSIONS. lk_sqe names an operation and its descriptor. Submissions of one channel that touch
  * the same pages run in order; others may overlap. Completions may come in another order than
@@ -329,7 +331,7 @@ struct lk_submission_head {
     uint8_t pad0[LK_LINE - 8];
     uint64_t cq_head;
     uint8_t pad1[LK_LINE - 8];
-    uint32_t sleeping; /* client sleeps on the completion eventfd */
+    uint32_t sleeping; /* client sleeps on the bell */
     uint8_t pad2[LK_LINE - 4];
 };
 
@@ -346,7 +348,7 @@ struct lk_completion_head {
     uint8_t pad1[LK_LINE - 8];
     uint64_t cq_tail;
     uint8_t pad2[LK_LINE - 8];
-    uint32_t sleeping; /* daemon sleeps on the submission eventfd */
+    uint32_t sleeping; /* daemon sleeps on the bell */
     uint8_t pad3[LK_LINE - 4];
     uint64_t heartbeat_ns; /* CLOCK_MONOTONIC of the daemon's last tick */
     uint8_t pad4[LK_LINE - 8];
