@@ -33,7 +33,7 @@ struct lk_channel_open {
     struct lk_completion_head *completion;
     uint8_t *arena;
     uint64_t submission_bytes, completion_bytes, arena_bytes;
-    int sq_event, cq_event; /* intake reads the first and writes the second */
+    int bell; /* wakes either side: lk_bell_ring(), lk_bell_drain() of shm_protocol/ring.h */
     /* Called on the intake thread when nothing of the channel is in flight any more and its pages
      * are back: the segments may be unmapped, descriptors closed. */
     void (*released)(void *owner, uint32_t id);
