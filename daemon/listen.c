@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * listen.c - see listen.h. Main thread, at start and stop.
+ */
+#include "listen.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#define BACKLOG           128
+#define FOLDER_LOCK_TRIES 100 /* of 10 ms: another daemon's look-and-bind takes less than one */
+
+static int take_passed(int count, struct lk_listener *ret, char *why, size_t bytes) {
+    struct sockaddr_un address = {0};
+    socklen_t length = sizeof(address);
+    int fd = SD_LISTEN_FDS_START;
+    if (count != 1) {
+        snprintf(why, bytes, "systemd passed %d sockets, locksd takes one", count);
+        return -EINVAL;
+    }
+    if (sd_is_socket(fd, AF_UNIX, SOCK_SEQPACKET, 1) <= 0) {
+        snprintf(why, bytes,
+                 "the socket systemd passed is no listening Unix socket of sequential packets: use "
+                 "ListenSequentialPacket=");
+        return -EINVAL;
+    }
+    if (fcntl(fd, F_SETFL, O_NONBLOCK) || getsockname(fd, (struct sockaddr *)&address, &length)) {
+        int rc = -errno;
+        snprintf(why, bytes, "the socket systemd passed: %s", strerror(-rc));
+        return rc;
+    }
+    *ret = (struct lk_listener){.fd = fd, .passed = true};
+    memcpy(ret->path, address.sun_path, sizeof(ret->path) - 1);
+    return 0;
+}
+
+/* Locks the folder of the socket. -> descriptor or -errno. */
+static int lock_folder(const char *path, char *why, size_t bytes) {
+    char copy[LK_PATH_BYTES];
+    snprintf(copy, sizeof(copy), "%s", path);
+    const char *folder = dirname(copy);
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) {
+        int rc = -errno;
+        snprintf(
+            why, bytes,
+            "%s: the folder of the socket cannot be opened: %s; create it, or name another socket",
+            folder, strerror(-rc));
+        return rc;
+    }
+    for (int i = 0; i < FOLDER_LOCK_TRIES; i++) {
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+            return fd;
+        poll(NULL, 0, 10);
+    }
+    close(fd);
+    snprintf(why, bytes, "%s: somebody else holds a lock on the folder of the socket", folder);
+    return -EBUSY;
+}
+
+/* Makes the path free: removes a socket that nobody listens at. */
+static int clear_path(const struct sockaddr_un *address, char *why, size_t bytes) {
+    struct stat file;
+    if (lstat(address->sun_path, &file))
+        return errno == ENOENT ? 0 : -errno;
+    if (!S_ISSOCK(file.st_mode)) {
+        snprintf(why, bytes, "%s exists and is no socket: it is left alone", address->sun_path);
+        return -EEXIST;
+    }
+    int probe = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (probe < 0)
+        return -errno;
+    int rc = connect(probe, (const struct sockaddr *)address, sizeof(*address)) ? errno : 0;
+    close(probe);
+    if (rc == ECONNREFUSED || rc == ENOENT)
+        return unlink(address->sun_path) && errno != ENOENT ? -errno : 0;
+    snprintf(why, bytes, "%s: somebody listens there already%s%s", address->sun_path,
+             rc == 0 || rc == EAGAIN ? ", a running locksd it seems" : ": ",
+             rc == 0 || rc == EAGAIN ? "" : strerror(rc));
+    return -EADDRINUSE;
+}
+
+/* Binds under the folder's lock. Everybody may knock: access.c decides, and says why not. */
+static int bind_path(int fd, const char *path, char *why, size_t bytes) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+    int folder = lock_folder(path, why, bytes);
+    if (folder < 0)
+        return folder;
+    *why = 0;
+    int rc = clear_path(&address, why, bytes);
+    if (!rc && (bind(fd, (const struct sockaddr *)&address, sizeof(address)) || chmod(path, 0666) ||
+                listen(fd, BACKLOG)))
+        rc = -errno;
+    if (rc && !*why)
+        snprintf(why, bytes, "%s: cannot listen there: %s", path, strerror(-rc));
+    close(folder);
+    return rc;
+}
+
+int lk_listener_open(const char *path, struct lk_listener *ret, char *why, size_t why_bytes) {
+    struct stat file;
+    int passed = sd_listen_fds(1);
+    if (passed > 0)
+        return take_passed(passed, ret, why, why_bytes);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) {
+        int rc = -errno;
+        snprintf(why, why_bytes, "cannot make a socket: %s", strerror(-rc));
+        return rc;
+    }
+    int rc = bind_path(fd, path, why, why_bytes);
+    if (!rc && stat(path, &file)) {
+        rc = -errno;
+        snprintf(why, why_bytes, "%s: gone after it was made: %s", path, strerror(-rc));
+    }
+    if (rc) {
+        close(fd);
+        return rc;
+    }
+    *ret = (struct lk_listener){.fd = fd, .device = file.st_dev, .inode = file.st_ino};
+    snprintf(ret->path, sizeof(ret->path), "%s", path);
+    return 0;
+}
+
+void lk_listener_close(struct lk_listener *listener) {
+    struct stat file;
+    if (!listener->passed && stat(listener->path, &file) == 0 && file.st_dev == listener->device &&
+        file.st_ino == listener->inode)
+        unlink(listener->path);
+    close(listener->fd);
+    listener->fd = -1;
+}

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * memory.c - see memory.h. Main thread at start; lk_memory_available() also on the control thread.
+ *
+ * A pool is locked through a mapping of our own over the engine's memfd: what is locked are the
+ * pages, whoever else maps them. The mapping stays until the process ends, and the lock with it.
+ */
+#include "memory.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+const char *lk_memory_text(uint64_t bytes, char text[16]) {
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+    double value = (double)bytes;
+    unsigned unit = 0;
+    for (; value >= 1024 && unit < 4; unit++)
+        value /= 1024;
+    snprintf(text, 16, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
+    return text;
+}
+
+static uint64_t meminfo_available(void) {
+    FILE *file = fopen("/proc/meminfo", "re");
+    uint64_t kilobytes = 0;
+    char line[128];
+    bool found = false;
+    while (file && !found && fgets(line, sizeof(line), file))
+        found = sscanf(line, "MemAvailable: %" SCNu64, &kilobytes) == 1;
+    if (file)
+        fclose(file);
+    return found ? kilobytes * 1024 : UINT64_MAX;
+}
+
+/* The lowest memory.max of the control groups this process is in. */
+static uint64_t group_limit(void) {
+    char line[3072] = "", path[4096];
+    uint64_t limit = UINT64_MAX, value;
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    if (!file)
+        return limit;
+    while (fgets(line, sizeof(line), file) && strncmp(line, "0::", 3) != 0)
+        line[0] = 0;
+    fclose(file);
+    line[strcspn(line, "\n")] = 0;
+    for (char *name = line + 3; *line; *strrchr(name, '/') = 0) {
+        snprintf(path, sizeof(path), "/sys/fs/cgroup%s/memory.max", name);
+        file = fopen(path, "re");
+        if (file && fscanf(file, "%" SCNu64, &value) == 1 && value < limit)
+            limit = value;
+        if (file)
+            fclose(file);
+        if (!strchr(name, '/'))
+            break;
+    }
+    return limit;
+}
+
+uint64_t lk_memory_available(void) {
+    uint64_t available = meminfo_available(), limit = group_limit();
+    return available < limit ? available : limit;
+}
+
+const char *lk_memory_invalid(const struct lk_config *config, char *text, size_t bytes) {
+    uint64_t wanted = 0, available = lk_memory_available();
+    char one[16], all[16], have[16];
+    uint32_t largest = 0;
+    for (uint32_t i = 0; i < config->pools; i++) {
+        uint64_t memory = config->pool[i].memory_bytes;
+        wanted = wanted > UINT64_MAX - memory ? UINT64_MAX : wanted + memory;
+        if (memory > config->pool[largest].memory_bytes)
+            largest = i;
+    }
+    if (wanted <= available)
+        return NULL;
+    lk_memory_text(config->pool[largest].memory_bytes, one);
+    snprintf(text, bytes,
+             "the pools want %s, but %s of memory are available: lower memory of [pool %s], which "
+             "wants %s, or free "
+             "some",
+             lk_memory_text(wanted, all), lk_memory_text(available, have),
+             config->pool[largest].name, one);
+    return text;
+}
+
+static void add_words(struct lk_memory_report *report, const char *words) {
+    size_t length = strlen(report->words);
+    snprintf(report->words + length, sizeof(report->words) - length, "%s%s", length ? "; " : "",
+             words);
+}
+
+/* Why a pool could not be locked, with what to do. */
+static void explain_lock(struct lk_memory_report *report, const char *pool, uint64_t bytes,
+                         int error) {
+    char words[200], have[16], want[16];
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur < bytes)
+        snprintf(words, sizeof(words),
+                 "pool %s is not locked: the limit on locked memory (RLIMIT_MEMLOCK, LimitMEMLOCK= "
+                 "of systemd) is %s, "
+                 "the pool is %s",
+                 pool, lk_memory_text(limit.rlim_cur, have), lk_memory_text(bytes, want));
+    else
+        snprintf(words, sizeof(words), "pool %s is not locked: %s", pool, strerror(error));
+    report->locked = false;
+    add_words(report, words);
+}
+
+/* Maps pool `index` and locks or samples it. */
+static void settle_pool(const struct lk_config *config, const struct lk_placement *placement,
+                        struct lk_intake *intake, uint32_t index, struct lk_memory_report *report) {
+    struct lk_msg_pool pool;
+    struct stat file;
+    int fd;
+    if (lk_intake_pool(intake, index, &pool, &fd) || fstat(fd, &file))
+        return;
+    uint64_t bytes = (uint64_t)file.st_size;
+    void *memory = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) {
+        if (config->memlock)
+            explain_lock(report, pool.name, bytes, errno);
+        return;
+    }
+    if (config->memlock && mlock(memory, bytes))
+        explain_lock(report, pool.name, bytes, errno);
+    if (placement->memory_bound) {
+        int share = lk_numa_share(memory, bytes, placement->node);
+        if (report->on_node < 0 || (share >= 0 && share < report->on_node))
+            report->on_node = share;
+    }
+    if (!config->memlock || !report->locked)
+        munmap(memory, bytes);
+}
+
+/* Pools are shared memory: whether it gets huge pages is a setting of its own. */
+static void look_for_huge_pages(struct lk_memory_report *report) {
+    const char *path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    char line[128] = "";
+    FILE *file = fopen(path, "re");
+    if (file && fgets(line, sizeof(line), file) &&
+        (strstr(line, "[never]") || strstr(line, "[deny]")))
+        add_words(report, "no huge pages for pools, scans are slower: write 'advise' to "
+                          "/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    if (file)
+        fclose(file);
+}
+
+void lk_memory_settle(const struct lk_config *config, const struct lk_placement *placement,
+                      struct lk_intake *intake, struct lk_memory_report *ret) {
+    *ret = (struct lk_memory_report){.locked = config->memlock, .on_node = -1, .words = ""};
+    if (config->memlock || placement->memory_bound)
+        for (uint32_t i = 0; i < config->pools; i++)
+            settle_pool(config, placement, intake, i, ret);
+    look_for_huge_pages(ret);
+}
