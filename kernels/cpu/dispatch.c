@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * dispatch.c - chooses the path.
+ *
+ * Idea: the compiler's runtime asks the processor, and the kernel whether it saves the wide
+ * registers; a path is there if every instruction set its files are compiled for is.
+ * Invariant: the path changes only in lk_cpu_open(), which is called before threads start.
+ */
+#include <errno.h>
+
+#include "dispatch.h"
+
+static enum lk_cpu_path chosen = LK_CPU_PORTABLE;
+
+static bool has_avx2(void) {
+#ifdef __x86_64__
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+#else
+    return false;
+#endif
+}
+
+static bool has_avx512(void) {
+#ifdef __x86_64__
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni");
+#else
+    return false;
+#endif
+}
+
+int lk_cpu_open(enum lk_cpu_path path) {
+    switch (path) {
+    case LK_CPU_BEST:
+        path = has_avx512() ? LK_CPU_AVX512 : has_avx2() ? LK_CPU_AVX2 : LK_CPU_PORTABLE;
+        break;
+    case LK_CPU_PORTABLE:
+        break;
+    case LK_CPU_AVX2:
+        if (!has_avx2())
+            return -ENOTSUP;
+        break;
+    case LK_CPU_AVX512:
+        if (!has_avx512())
+            return -ENOTSUP;
+        break;
+    default:
+        return -EINVAL;
+    }
+    chosen = path;
+    return 0;
+}
+
+enum lk_cpu_path lk_cpu_path(void) {
+    return chosen;
+}
+
+const char *lk_cpu_path_name(void) {
+    switch (chosen) {
+    case LK_CPU_AVX512:
+        return "avx512";
+    case LK_CPU_AVX2:
+        return "avx2";
+    default:
+        return "portable";
+    }
+}

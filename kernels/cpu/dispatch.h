@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * dispatch.h - which of a kernel's variants this machine runs.
+ *
+ * Every kernel with vector variants keeps a table of them by path and looks lk_cpu_path() up; the
+ * path is chosen once, by lk_cpu_open(), before any other call. A program that never opens runs the
+ * portable path.
+ */
+#ifndef LK_CPU_DISPATCH_H
+#define LK_CPU_DISPATCH_H
+
+#include "cpu.h"
+
+#define LK_CPU_PATHS (LK_CPU_AVX512 + 1) /* tables by path; LK_CPU_BEST's place is unused */
+
+/* PORTABLE, AVX2 or AVX512. Any thread. */
+enum lk_cpu_path lk_cpu_path(void);
+
+#endif
