@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * internal.h - a connection, as liblocks sees it. The public contract is ../locks.h.
+ *
+ * Idea: a submission takes a *flight*, whose number travels as the ring's user_data; the flight remembers the
+ * caller's. So blocking calls and submit/wait mix freely: a blocking call that meets somebody else's
+ * completion keeps it in its flight, and locks_wait() hands it out later. There are as many flights as the two
+ * rings hold entries; without a free one a submission is -EAGAIN, so nothing ever grows.
+ *
+ *     free --submit--> flying --completion--> landed (kept, in order) --locks_wait()--> free
+ *                             --completion of a blocking call----------------------> free
+ *
+ * Invariants: errors go through lk_client_fail(), which leaves the sentence for locks_error(). Once the daemon
+ * is gone (`dead`), every call says so without touching the socket again.
+ * Threads: one at a time, as the connection.
+ */
+#ifndef LK_CLIENT_INTERNAL_H
+#define LK_CLIENT_INTERNAL_H
+
+/* The public functions are the only symbols seen from outside. */
+#pragma GCC visibility push(default)
+#include "../locks.h"
+#pragma GCC visibility pop
+
+#include <stdbool.h>
+
+#include "../../shm_protocol/ring.h"
+#include "../../shm_protocol/segment.h"
+#include "../../shm_protocol/validate.h"
+#include "arena.h"
+
+#define LK_CLIENT_REPLY_SECONDS                                                                    \
+    30 /* an answer on the socket: the daemon may be opening its pools */
+#define LK_CLIENT_ERROR_BYTES 512
+
+struct lk_flight {
+    uint64_t user_data;
+    struct lk_cqe cqe; /* of a landed one */
+};
+
+struct lk_client_map { /* a pool's pages */
+    const void *pages;
+    uint64_t bytes, layer_bytes, page_bytes;
+};
+
+struct locks {
+    struct lk_ring_client ring;
+    struct lk_channel_memory memory;
+    struct lk_arena arena;
+    struct lk_bounds bounds;      /* what submissions are checked against; shapes are ours */
+    struct lk_pool_shape *shapes; /* [pools] */
+    struct lk_client_map *maps;   /* [pools] */
+    int socket;
+    uint16_t pools;
+    bool armed; /* locks_arm() said: sleep */
+    bool dead;
+    uint64_t spin_ns;
+    struct lk_flight *flights; /* [flight_count] */
+    uint32_t *free_flights;    /* stack */
+    uint32_t *landed;          /* queue */
+    uint32_t flight_count, free_count, landed_first, landed_count;
+    char error[LK_CLIENT_ERROR_BYTES];
+};
+
+/* Leaves the sentence, -> error. */
+int lk_client_fail(struct locks *locks, int error, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+int lk_client_refused(struct locks *locks, uint16_t op, const struct lk_refusal *refusal);
+int lk_client_gone(struct locks *locks);
+const char *lk_client_op_name(uint16_t op);
+
+/* socket.c: a connected socket, or -errno with a sentence in why. */
+int lk_client_dial(const char *path, char *why, size_t why_bytes);
+/* Sends a question and receives its answer of the given type; ret_fd may be NULL. */
+int lk_client_ask(struct locks *locks, const struct lk_message *question, uint16_t type,
+                  struct lk_message *ret, size_t bytes, int *ret_fd);
+/* One packet of `type` and exactly `bytes`, or the refusal that came instead. */
+int lk_client_answer(int socket, uint16_t type, struct lk_message *ret, size_t bytes, int *ret_fds,
+                     size_t fds, char *why, size_t why_bytes);
+
+/* submit.c: a flight and room in the ring; entry and descriptor are to be filled, then lk_client_publish().
+ * -EAGAIN: full. wait: instead of -EAGAIN make room by landing completions. */
+int lk_client_reserve(struct locks *locks, uint16_t op, uint32_t desc_bytes, uint64_t user_data,
+                      bool wait, void **ret_desc, uint32_t *ret_flight);
+/* Gives the flight back: what was reserved is not wanted after all. */
+void lk_client_abandon(struct locks *locks, uint32_t flight);
+void lk_client_publish(struct locks *locks);
+/* Checks a pointer into the arena and turns it into an offset; NULL is LK_NONE where it may be. */
+int lk_client_offset(struct locks *locks, const void *pointer, const char *what, uint32_t row,
+                     uint64_t *ret);
+
+/* wait.c: lands completions until that of `flight` comes; frees it. -> its status. */
+int lk_client_complete(struct locks *locks, uint32_t flight, struct lk_cqe *ret);
+/* Lands one completion. */
+int lk_client_land(struct locks *locks);
+
+#endif
