@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * peer.c - see peer.h.
+ */
+#include "peer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../shm_protocol/validate.h"
+#include "../shm_protocol/wire.h"
+#include "admin.h"
+#include "log.h"
+#include "server.h"
+
+#define MESSAGES_PER_TURN 8 /* then the others' turn */
+#define SECOND_NS         UINT64_C(1000000000)
+
+union message {
+    struct lk_message head;
+    struct lk_hello hello;
+    struct lk_msg_pool_get pool_get;
+    struct lk_msg_pool_map pool_map;
+    struct lk_msg_admin admin;
+};
+
+static const struct lk_channel_memory no_memory = {.bell = -1, .client_fds = {-1, -1, -1, -1}};
+
+static const char *peer_words(const struct lk_peer *peer, char text[96]) {
+    snprintf(text, 96, "%s%spid %d, uid %u", peer->name, *peer->name ? ", " : "", peer->who.pid,
+             peer->who.uid);
+    return text;
+}
+
+/* ---- ends ---- */
+
+static void forget(struct lk_peer *peer) {
+    if (peer->fd >= 0)
+        close(peer->fd); /* leaves the epoll by itself */
+    lk_channel_memory_destroy(&peer->memory);
+    peer->fd = -1;
+    peer->state = LK_PEER_FREE;
+}
+
+void lk_peer_hang_up(struct lk_server *server, struct lk_peer *peer) {
+    char words[96];
+    if (peer->state != LK_PEER_OPEN) {
+        forget(peer);
+        return;
+    }
+    close(peer->fd);
+    peer->fd = -1;
+    peer->state = LK_PEER_LEAVING;
+    lk_log_peer(LK_LOG_INFO, "client %u is gone (%s)", peer->channel, peer_words(peer, words));
+    lk_intake_channel_remove(server->intake, peer->channel);
+    lk_server_tell_status(server);
+}
+
+void lk_peer_released(struct lk_server *server, struct lk_peer *peer) {
+    if (peer->state == LK_PEER_OPEN)
+        lk_peer_hang_up(server, peer);
+    forget(peer);
+}
+
+static void send_refusal(int fd, int error, const char *why) {
+    struct lk_refused refused = {.error = error, .major = LK_ABI_MAJOR, .minor = LK_ABI_MINOR};
+    lk_wire_head(&refused.head, LK_MSG_REFUSED, sizeof(refused));
+    snprintf(refused.reason, sizeof(refused.reason), "%s", why);
+    lk_wire_send(fd, &refused.head, NULL, 0); /* who cannot read it does without */
+}
+
+static uint32_t count_refused(const struct lk_server *server) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < LK_PEERS_MAX; i++)
+        count += server->peer[i].state == LK_PEER_REFUSED;
+    return count;
+}
+
+/* Says why and ends the conversation. */
+static void refuse(struct lk_server *server, struct lk_peer *peer, int error, const char *why) {
+    char words[96];
+    lk_log_peer(LK_LOG_WARNING, "refused %s: %s", peer_words(peer, words), why);
+    send_refusal(peer->fd, error, why);
+    if (peer->state == LK_PEER_OPEN || count_refused(server) >= LK_PEERS_REFUSED) {
+        lk_peer_hang_up(server, peer);
+        return;
+    }
+    struct epoll_event event = {.events = EPOLLRDHUP, .data.u32 = (uint32_t)(peer - server->peer)};
+    epoll_ctl(server->epoll, EPOLL_CTL_MOD, peer->fd, &event); /* what else it says stays unread */
+    peer->state = LK_PEER_REFUSED;
+    peer->deadline_ns = lk_now_ns() + LK_REFUSED_SECONDS * SECOND_NS;
+}
+
+void lk_peer_expire(struct lk_server *server, struct lk_peer *peer) {
+    char why[128];
+    if (peer->state == LK_PEER_GREETING) {
+        snprintf(why, sizeof(why), "nothing was said for %d seconds", LK_GREETING_SECONDS);
+        refuse(server, peer, -ETIMEDOUT, why);
+    } else {
+        forget(peer);
+    }
+}
+
+/* ---- accepting ---- */
+
+static int too_many(const struct lk_server *server, const struct lk_identity *who, char *why,
+                    size_t bytes) {
+    const struct lk_config *config = &server->config;
+    bool admin = lk_access_admin(&server->access, who->uid);
+    uint32_t all = 0, own = 0;
+    for (uint32_t i = 0; i < LK_PEERS_MAX; i++) {
+        bool held =
+            server->peer[i].state != LK_PEER_FREE && server->peer[i].state != LK_PEER_REFUSED;
+        all += held;
+        own += held && server->peer[i].who.uid == who->uid;
+    }
+    if (!admin && own >= config->max_channels_per_uid + LK_PEERS_UID) {
+        snprintf(why, bytes,
+                 "uid %u has %u connections: limits.max_channels_per_uid is %u, and %u more to ask",
+                 who->uid, own, config->max_channels_per_uid, LK_PEERS_UID);
+        return -EDQUOT;
+    }
+    if (all >= config->max_channels + LK_PEERS_ASKING + (admin ? LK_PEERS_ADMIN : 0)) {
+        snprintf(why, bytes,
+                 "there are %u connections: limits.max_channels is %u, and no more may ask", all,
+                 config->max_channels);
+        return -EUSERS;
+    }
+    return 0;
+}
+
+void lk_peer_accept(struct lk_server *server, int fd) {
+    struct lk_peer *peer = server->peer, *end = peer + LK_PEERS_MAX;
+    struct lk_identity who;
+    char why[LK_REASON_BYTES];
+    int rc = lk_access_check(&server->access, fd, &who, why, sizeof(why));
+    if (!rc)
+        rc = too_many(server, &who, why, sizeof(why));
+    while (peer < end && peer->state != LK_PEER_FREE)
+        peer++;
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP,
+                                .data.u32 = (uint32_t)(peer - server->peer)};
+    if (peer == end || epoll_ctl(server->epoll, EPOLL_CTL_ADD, fd, &event)) {
+        send_refusal(fd, rc ? rc : -EUSERS, rc ? why : "there is no room for one more connection");
+        close(fd);
+        return;
+    }
+    *peer =
+        (struct lk_peer){.state = LK_PEER_GREETING, .fd = fd, .who = who, .since_ns = lk_now_ns()};
+    peer->memory = no_memory;
+    peer->deadline_ns = peer->since_ns + LK_GREETING_SECONDS * SECOND_NS;
+    if (rc)
+        refuse(server, peer, rc, why);
+}
+
+/* ---- hello ---- */
+
+static int channel_limits(const struct lk_server *server, const struct lk_peer *peer, char *why,
+                          size_t bytes) {
+    const struct lk_config *config = &server->config;
+    uint32_t own = 0;
+    for (uint32_t i = 0; i < LK_PEERS_MAX; i++)
+        own +=
+            (server->peer[i].state == LK_PEER_OPEN || server->peer[i].state == LK_PEER_LEAVING) &&
+            server->peer[i].who.uid == peer->who.uid;
+    if (server->stopping) {
+        snprintf(why, bytes, "the daemon is stopping");
+        return -ESHUTDOWN;
+    }
+    if (lk_server_channels(server) >= config->max_channels) {
+        snprintf(why, bytes, "there are %u clients, as many as limits.max_channels allows",
+                 config->max_channels);
+        return -EUSERS;
+    }
+    if (own >= config->max_channels_per_uid) {
+        snprintf(why, bytes, "uid %u has %u clients, as many as limits.max_channels_per_uid allows",
+                 peer->who.uid, own);
+        return -EDQUOT;
+    }
+    return 0;
+}
+
+/* Makes the channel's memory, if the machine has it. */
+static int make_memory(const struct lk_server *server, const struct lk_hello *hello,
+                       struct lk_channel_memory *ret, char *why, size_t bytes) {
+    struct lk_segment_sizes sizes;
+    uint64_t arena = hello->arena_bytes, available = lk_memory_available();
+    char want[16], have[16];
+    if (!arena) /* the default, as far as the limit allows it */
+        arena = server->config.max_arena_bytes < LK_ARENA_BYTES_DEFAULT
+                    ? server->config.max_arena_bytes
+                    : LK_ARENA_BYTES_DEFAULT;
+    int rc = lk_segment_sizes(hello->sq_entries, arena, &sizes, why, bytes);
+    if (rc)
+        return rc;
+    if (sizes.arena_bytes > available) {
+        snprintf(why, bytes, "an arena of %s was asked for, %s of memory are available",
+                 lk_memory_text(sizes.arena_bytes, want), lk_memory_text(available, have));
+        return -ENOMEM;
+    }
+    return lk_channel_memory_create(hello->sq_entries, arena, server->boot_epoch, 0, ret, why,
+                                    bytes);
+}
+
+static int add_channel(struct lk_server *server, struct lk_peer *peer, char *why, size_t bytes) {
+    const struct lk_channel_memory *memory = &peer->memory;
+    struct lk_channel_open open = {
+        .id = server->last_channel + 1,
+        .uid = peer->who.uid,
+        .pid = peer->who.pid,
+        .sq_entries = memory->sizes.sq_entries,
+        .cq_entries = memory->sizes.cq_entries,
+        .submission = memory->submission,
+        .completion = memory->completion,
+        .arena = memory->arena,
+        .submission_bytes = memory->sizes.submission_bytes,
+        .completion_bytes = memory->sizes.completion_bytes,
+        .arena_bytes = memory->sizes.arena_bytes,
+        .bell = memory->bell,
+        .released = lk_server_released,
+        .owner = server,
+    };
+    memcpy(open.name, peer->name, sizeof(open.name));
+    int rc = lk_intake_channel_add(server->intake, &open, why, bytes);
+    if (!rc)
+        peer->channel = server->last_channel = open.id;
+    return rc;
+}
+
+/* Names go to terminals and into JSON. */
+static void take_name(struct lk_peer *peer, const char *name) {
+    for (size_t i = 0; i < LK_NAME_BYTES - 1 && name[i]; i++)
+        peer->name[i] = name[i] < ' ' || name[i] > '~' ? '?' : name[i];
+}
+
+static int send_welcome(struct lk_server *server, struct lk_peer *peer, uint16_t minor) {
+    const struct lk_segment_sizes *sizes = &peer->memory.sizes;
+    struct lk_welcome welcome = {
+        .major = LK_ABI_MAJOR,
+        .minor = minor,
+        .min_minor = LK_ABI_MIN_MINOR,
+        .pools = (uint16_t)server->config.pools,
+        .channel = peer->channel,
+        .sq_entries = sizes->sq_entries,
+        .cq_entries = sizes->cq_entries,
+        .descriptor_bytes = sizes->descriptor_bytes,
+        .submission_bytes = sizes->submission_bytes,
+        .completion_bytes = sizes->completion_bytes,
+        .arena_bytes = sizes->arena_bytes,
+        .boot_epoch = server->boot_epoch,
+    };
+    lk_wire_head(&welcome.head, LK_MSG_WELCOME, sizeof(welcome));
+    int rc = lk_wire_send(peer->fd, &welcome.head, peer->memory.client_fds, LK_WELCOME_FDS);
+    lk_channel_memory_sent(&peer->memory);
+    return rc;
+}
+
+static void greet(struct lk_server *server, struct lk_peer *peer, const struct lk_hello *hello) {
+    char why[LK_REASON_BYTES] = "", words[96], arena[16];
+    uint16_t minor;
+    int rc = lk_hello_invalid(hello, server->config.max_arena_bytes, &minor, why, sizeof(why));
+    take_name(peer, hello->name);
+    if (!rc)
+        rc = channel_limits(server, peer, why, sizeof(why));
+    if (!rc)
+        rc = make_memory(server, hello, &peer->memory, why, sizeof(why));
+    if (!rc)
+        rc = add_channel(server, peer, why, sizeof(why));
+    if (rc) {
+        refuse(server, peer, rc, why);
+        return;
+    }
+    peer->state = LK_PEER_OPEN;
+    server->served++;
+    lk_log_peer(LK_LOG_INFO, "client %u has come (%s), ring of %u, arena of %s", peer->channel,
+                peer_words(peer, words), peer->memory.sizes.sq_entries,
+                lk_memory_text(peer->memory.sizes.arena_bytes, arena));
+    if (send_welcome(server, peer, minor))
+        lk_peer_hang_up(server, peer);
+    else
+        lk_server_tell_status(server);
+}
+
+/* ---- questions ---- */
+
+/* Sends an answer, or hangs up on who does not read. */
+static void answer(struct lk_server *server, struct lk_peer *peer, const struct lk_message *message,
+                   int fd) {
+    if (lk_wire_send(peer->fd, message, &fd, fd >= 0))
+        lk_peer_hang_up(server, peer);
+}
+
+/* "No such pool" is an answer, not the end. */
+static void answer_no_pool(struct lk_server *server, struct lk_peer *peer, const char *name,
+                           uint32_t index) {
+    char why[LK_REASON_BYTES];
+    int length = name ? snprintf(why, sizeof(why), "there is no pool '%.*s': there are",
+                                 LK_NAME_BYTES - 1, name)
+                      : snprintf(why, sizeof(why), "there is no pool %u: there are %u", index,
+                                 server->config.pools);
+    for (uint32_t i = 0; name && i < server->config.pools && (size_t)length < sizeof(why); i++)
+        length += snprintf(why + length, sizeof(why) - (size_t)length, "%s %s", i ? "," : "",
+                           server->config.pool[i].name);
+    struct lk_refused refused = {.error = -ESRCH, .major = LK_ABI_MAJOR, .minor = LK_ABI_MINOR};
+    lk_wire_head(&refused.head, LK_MSG_REFUSED, sizeof(refused));
+    memcpy(refused.reason, why, sizeof(refused.reason));
+    answer(server, peer, &refused.head, -1);
+}
+
+static void tell_pool(struct lk_server *server, struct lk_peer *peer,
+                      const struct lk_msg_pool_get *ask) {
+    struct lk_msg_pool pool;
+    uint32_t index = ask->index;
+    bool by_name = index == LK_POOL_BY_NAME;
+    if (by_name)
+        for (index = 0; index < server->config.pools; index++)
+            if (strncmp(server->config.pool[index].name, ask->name, LK_NAME_BYTES) == 0)
+                break;
+    if (lk_intake_pool(server->intake, index, &pool, NULL)) {
+        answer_no_pool(server, peer, by_name ? ask->name : NULL, index);
+        return;
+    }
+    lk_wire_head(&pool.head, LK_MSG_POOL, sizeof(pool));
+    answer(server, peer, &pool.head, -1);
+}
+
+/* A second opening of the pool's memory, for reading: descriptor or -errno. The mode keeps other
+ * users from opening it for writing. */
+static int open_read_only(int fd) {
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    int copy = fchmod(fd, 0600) ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+    return copy < 0 ? -errno : copy;
+}
+
+static void map_pool(struct lk_server *server, struct lk_peer *peer,
+                     const struct lk_msg_pool_map *ask) {
+    struct lk_msg_pool pool;
+    int memory;
+    if (lk_intake_pool(server->intake, ask->index, &pool, &memory)) {
+        answer_no_pool(server, peer, NULL, ask->index);
+        return;
+    }
+    uint64_t element = pool.dtype == LK_DTYPE_FP32 ? 4 : 2;
+    uint64_t page = 2 * (uint64_t)pool.kv_heads * pool.page_tokens * pool.head_dim * element;
+    struct lk_msg_pool_mapped mapped = {
+        .index = ask->index,
+        .page_bytes = page,
+        .layer_bytes = page * pool.pages,
+        .bytes = page * pool.pages * pool.layers,
+    };
+    lk_wire_head(&mapped.head, LK_MSG_POOL_MAPPED, sizeof(mapped));
+    int fd = open_read_only(memory);
+    if (fd < 0) {
+        refuse(server, peer, fd,
+               "the pool's memory cannot be opened for reading: is /proc mounted?");
+        return;
+    }
+    answer(server, peer, &mapped.head, fd);
+    close(fd);
+}
+
+static void carry_out(struct lk_server *server, struct lk_peer *peer,
+                      const struct lk_msg_admin *ask) {
+    struct lk_msg_admin_reply reply;
+    int fd;
+    peer->deadline_ns = lk_now_ns() + LK_GREETING_SECONDS * SECOND_NS;
+    lk_admin_answer(server, &peer->who, ask, &reply, &fd);
+    answer(server, peer, &reply.head, fd);
+    if (fd >= 0)
+        close(fd);
+}
+
+/* ---- messages ---- */
+
+static void dispatch(struct lk_server *server, struct lk_peer *peer, const union message *message) {
+    const struct lk_message *head = &message->head;
+    char why[LK_REASON_BYTES];
+    bool open = peer->state == LK_PEER_OPEN;
+    if (!open && head->type == LK_MSG_HELLO && head->bytes == sizeof(message->hello))
+        greet(server, peer, &message->hello);
+    else if (open && head->type == LK_MSG_POOL_GET && head->bytes == sizeof(message->pool_get))
+        tell_pool(server, peer, &message->pool_get);
+    else if (open && head->type == LK_MSG_POOL_MAP && head->bytes == sizeof(message->pool_map))
+        map_pool(server, peer, &message->pool_map);
+    else if (head->type == LK_MSG_ADMIN && head->bytes == sizeof(message->admin))
+        carry_out(server, peer, &message->admin);
+    else {
+        snprintf(why, sizeof(why), "a message of type %u and %u bytes is not expected %s the hello",
+                 head->type, head->bytes, open ? "after" : "before");
+        refuse(server, peer, -EPROTO, why);
+    }
+}
+
+void lk_peer_serve(struct lk_server *server, struct lk_peer *peer) {
+    union message message;
+    char why[LK_REASON_BYTES] = "";
+    if (peer->state == LK_PEER_REFUSED) /* only a hang-up is waited for */
+        forget(peer);
+    for (int i = 0; i < MESSAGES_PER_TURN; i++) {
+        if (peer->state != LK_PEER_GREETING && peer->state != LK_PEER_OPEN)
+            return;
+        int rc =
+            lk_wire_receive(peer->fd, &message.head, sizeof(message), NULL, 0, why, sizeof(why));
+        if (rc == -EAGAIN)
+            return;
+        if (rc == -EPROTO)
+            refuse(server, peer, rc, why);
+        else if (rc)
+            lk_peer_hang_up(server, peer);
+        else
+            dispatch(server, peer, &message);
+    }
+}

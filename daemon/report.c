@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * report.c - see report.h. Main thread.
+ */
+#include "report.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "log.h"
+
+/* 1234567 -> "1,234,567" */
+static const char *count_text(uint64_t value, char text[32]) {
+    char digits[24];
+    int length = snprintf(digits, sizeof(digits), "%" PRIu64, value), out = 0;
+    for (int i = 0; i < length; i++) {
+        if (i && (length - i) % 3 == 0)
+            text[out++] = ',';
+        text[out++] = digits[i];
+    }
+    text[out] = 0;
+    return text;
+}
+
+static void report_pool(const struct lk_pool_status *pool, const struct lk_pool_config *config) {
+    static const char *const dtypes[] = {"", "bf16", "fp16", "fp32"};
+    static const char *const scans[] = {"auto", "full", "coarse", "nested", "tree"};
+    const struct lk_geometry *g = &pool->geometry;
+    char capacity[32], pages[32], token[32], budget[32], memory[16];
+    lk_log(
+        LK_LOG_INFO,
+        "pool %s: %u layers, %u KV heads x group %u, head_dim %u, pages of %u tokens, rank %u, %s",
+        pool->name, g->layers, g->kv_heads, g->group, g->head_dim, g->page_tokens, g->rank,
+        dtypes[g->dtype]);
+    lk_log(LK_LOG_INFO, "    room for %s tokens (%s pages), %s bytes a token, %s in all",
+           count_text(pool->capacity_tokens, capacity), count_text(pool->pages, pages),
+           count_text(pool->bytes_per_token, token), lk_memory_text(pool->memory_bytes, memory));
+    lk_log(LK_LOG_INFO, "    by default a row attends %s tokens, scan %s",
+           count_text(config->budget, budget), scans[config->scan]);
+}
+
+void lk_report_start(const struct lk_server *server, uint64_t took_ns) {
+    const struct lk_config *config = &server->config;
+    struct lk_intake_status status;
+    char who[128], arena[16];
+    lk_intake_status(server->intake, &status);
+    lk_log(LK_LOG_INFO, "locksd %s, protocol %d.%d, %s", LK_VERSION, LK_ABI_MAJOR, LK_ABI_MINOR,
+           server->engine);
+    for (uint32_t i = 0; i < status.pools; i++)
+        report_pool(&status.pool[i], &config->pool[i]);
+    lk_log(LK_LOG_INFO, "socket %s%s", server->listener.path,
+           server->listener.passed ? " (systemd's)" : "");
+    lk_log(LK_LOG_INFO, "    %s may connect: %u clients, %u a user, arenas of up to %s",
+           lk_access_describe(&server->access, who, sizeof(who)), config->max_channels,
+           config->max_channels_per_uid, lk_memory_text(config->max_arena_bytes, arena));
+    if (*server->access.group_name && !server->access.has_group)
+        lk_log(LK_LOG_WARNING, "daemon.group: there is no group %s on this machine",
+               server->access.group_name);
+    if (server->placement->node >= 0) {
+        bool bound = server->placement->threads_bound && server->placement->memory_bound;
+        lk_log(bound ? LK_LOG_INFO : LK_LOG_WARNING, "%s", server->placement->words);
+    }
+    if (server->memory->on_node >= 0)
+        lk_log(LK_LOG_INFO, "    %d %% of pool memory lies on node %d", server->memory->on_node,
+               server->placement->node);
+    if (server->memory->locked)
+        lk_log(LK_LOG_INFO, "pool memory is locked");
+    if (*server->memory->words)
+        lk_log(LK_LOG_WARNING, "%s", server->memory->words);
+    lk_log(LK_LOG_INFO, "ready after %.1f s", (double)took_ns * 1e-9);
+}
+
+void lk_report_end(const struct lk_server *server, const struct lk_intake_status *status) {
+    char served[32], submissions[32], rows[32], exact[32], refusals[32], read[16], dense[16];
+    uint64_t bytes = status->score_bytes + status->select_bytes + status->attend_bytes;
+    uint64_t seconds = (lk_now_ns() - server->started_ns) / 1000000000;
+    lk_log(LK_LOG_INFO,
+           "stopped after %" PRIu64 " s: %s clients, %s submissions, %s of them refused", seconds,
+           count_text(server->served, served), count_text(status->submissions, submissions),
+           count_text(status->refusals, refusals));
+    if (status->rows)
+        lk_log(LK_LOG_INFO, "    %s rows (%s exact) read %s, dense attention would have read %s",
+               count_text(status->rows, rows), count_text(status->rows_exact, exact),
+               lk_memory_text(bytes, read), lk_memory_text(status->dense_bytes, dense));
+}

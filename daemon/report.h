@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * report.h - what a person wants to see at the start and at the end, as log lines.
+ */
+#ifndef LK_REPORT_H
+#define LK_REPORT_H
+
+#include "server.h"
+
+/* Version, engine, each pool's geometry and room, socket, who may connect, what was not granted. */
+void lk_report_start(const struct lk_server *server, uint64_t took_ns);
+/* What was done, from intake's last word. */
+void lk_report_end(const struct lk_server *server, const struct lk_intake_status *status);
+
+#endif
