@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * attend.h - exact attention of a few queries over a list of pages, and the vector loops beneath it.
+ *
+ * Problem: one KV head's pages are read once and serve every query of its group, at the speed of
+ * memory. Idea: pages are taken in blocks of up to 64 tokens; for four queries at a time, a block is
+ * three loops: `dot` (logits), `soften` (running softmax) and `gather` (weights times values). Each
+ * loads a key or value once for the four, and asks for the next block's bytes while it computes.
+ *
+ * Logits are held in base 2: a query is scaled by sm_scale * log2(e) when it is loaded, and a page's
+ * weight enters as log2(weight) added to its logits. Results are natural.
+ *
+ * Invariants
+ *   - Tokens beyond a page's count are never read, whatever they hold.
+ *   - An accumulator's bits depend on the queries, the pages and their order, on nothing else.
+ *   - A state that saw no token has peak -inf, mass 0, values 0; merging it changes nothing.
+ *
+ * Any thread; nothing here allocates. Does not choose pages (select.h) nor split work (rows.c).
+ */
+#ifndef LK_CPU_ATTEND_H
+#define LK_CPU_ATTEND_H
+
+#include "cpu.h"
+
+#define LK_BLOCK_TOKENS  64 /* 32 KiB of bf16 keys and values at d 128: half of them fit L1 */
+#define LK_BLOCK_PAGES   8  /* of the smallest page, 8 tokens */
+#define LK_BLOCK_STRIDE  80 /* logits of a query; a vector may write past the last token */
+#define LK_TILE_QUERIES  64 /* queries that share a load of keys: at most this much stack */
+#define LK_CHUNK_QUERIES 4  /* queries whose accumulators fit registers */
+
+struct lk_block {
+    uint32_t pages, tokens;                  /* tokens: sum of count */
+    uint32_t count[LK_BLOCK_PAGES];          /* tokens of each page */
+    const uint8_t *key[LK_BLOCK_PAGES];      /* [count][head_dim] */
+    const uint8_t *value[LK_BLOCK_PAGES];    /* [count][head_dim] */
+    const uint8_t *next_key[LK_BLOCK_PAGES]; /* asked for while this block is computed */
+    const uint8_t *next_value[LK_BLOCK_PAGES];
+    const float *bias; /* [tokens] added to the logits, or NULL */
+};
+
+/*
+ * The loops of one path. head_dim is a multiple of 16. Arrays by dtype are indexed by enum lk_element.
+ * Queries and accumulators of a paired dtype (bf16) have each run of 2 * pair elements split into its
+ * even and then its odd ones: a 32-bit load of two bf16 is then two floats by a shift and a mask.
+ */
+struct lk_vector {
+    uint32_t pair; /* 0: natural order */
+    /* logits[i * LK_BLOCK_STRIDE + t] = q_i . key_t */
+    void (*dot[4])(const struct lk_block *block, const float *q, uint32_t queries,
+                   uint32_t head_dim, float *logits);
+    /* Logits to weights 2^(logit - peak), in place; peak and mass brought up to date; decay: what the
+     * accumulators so far must be multiplied by. */
+    void (*soften)(const struct lk_block *block, uint32_t queries, float *logits, float *peak,
+                   float *mass, float *decay);
+    /* acc[i][:] = decay_i * acc[i][:] + sum over t of weights_i,t * value_t */
+    void (*gather[4])(const struct lk_block *block, const float *weights, uint32_t queries,
+                      uint32_t head_dim, const float *decay, float *acc);
+    /* The largest element; -inf of none. */
+    float (*largest)(const float *x, uint64_t count);
+    /* to[i] = exp(from[i] - peak), to == from allowed -> their sum. */
+    double (*exp_sum)(float *to, const float *from, uint64_t count, float peak);
+    double (*sum)(const float *x, uint64_t count);
+    /* to[i] += scale * from[i] */
+    void (*add_scaled)(float *to, const float *from, uint64_t count, float scale);
+};
+
+float lk_half_to_float(uint16_t half);
+
+/* The path's loops. */
+const struct lk_vector *lk_vector_get(void);
+extern const struct lk_vector lk_vector_portable, lk_vector_avx2, lk_vector_avx512;
+
+/* What a split attends: pages first..first+count-1 of the row, or of `list`. */
+struct lk_span {
+    const uint32_t *list; /* pages of the row, or NULL: all */
+    const float *weight;  /* of each listed page, or NULL: 1 */
+    uint64_t first, count;
+};
+
+/* State of a query: values are not normalised. Natural order; peak in base 2. */
+struct lk_partial {
+    float peak, mass;
+};
+
+/*
+ * Queries of `tokens` tokens from `token` on (tokens * group <= LK_TILE_QUERIES), KV head `head`, over a
+ * span; each query sees only tokens up to its own position.
+ * partial [tokens * group], values [tokens * group][head_dim].
+ */
+void lk_attend(const struct lk_row *row, uint32_t head, uint32_t token, uint32_t tokens,
+               const struct lk_span *span, struct lk_partial *partial, float *values);
+
+/* scores[g * stride] = exact ln mass of page `page` of the row for the group's queries of token 0. */
+void lk_attend_score(const struct lk_row *row, uint32_t head, uint64_t page, float *scores,
+                     uint64_t stride);
+
+/* Merge `count` states of one query, `stride` states apart, in order -> its output, and the log mass.
+ * No state, or all empty: 0 and -inf. */
+float lk_attend_merge(const struct lk_partial *partial, const float *values, uint32_t count,
+                      uint32_t stride, uint32_t head_dim, float *ret_out);
+/* The log mass alone. */
+float lk_attend_lse(const struct lk_partial *partial, uint32_t count, uint32_t stride);
+
+#endif

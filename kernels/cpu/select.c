@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * select.c - shares, and the best of them. See select.h.
+ *
+ * Invariants: results depend on the shares alone; ties go to the lower index; linear time.
+ * Any thread.
+ */
+#include <string.h>
+
+#include "attend.h"
+#include "select.h"
+
+#define BINS       1024 /* ten bits a level: the top one has a share's sign and exponent in 9 of them */
+#define HISTOGRAMS 4 /* equal shares in a row would wait for each other's count */
+
+static inline uint32_t bits_of(float share) {
+    uint32_t bits;
+
+    memcpy(&bits, &share, 4);
+    return bits;
+}
+
+void lk_share(const float *scores, uint64_t stride, uint32_t group, uint64_t count, float floor,
+              float *exps, uint64_t exps_stride, float *share, float *ret_peak) {
+    const struct lk_vector *vector = lk_vector_get();
+
+    memset(share, 0, count * sizeof *share);
+    for (uint32_t g = 0; g < group; g++) {
+        const float *from = scores + g * stride;
+        float *to = exps + g * exps_stride, peak = vector->largest(from, count);
+        double sum = vector->exp_sum(to, from, count, peak);
+        vector->add_scaled(share, to, count, (float)(1 / (sum * group)));
+        if (ret_peak)
+            ret_peak[g] = peak;
+    }
+    for (uint64_t j = 0; j < count; j++) { /* 1: rounding may have gone above */
+        float s = share[j];
+        share[j] = s >= floor ? s < 1 ? s : 1 : 0;
+    }
+}
+
+/* Of hist (bins counted from the top) the bin in which the need-th lies; need becomes its place there. */
+static uint32_t find_bin(uint32_t hist[HISTOGRAMS][BINS], uint64_t *need) {
+    for (uint32_t bin = BINS - 1;; bin--) {
+        uint64_t here = 0;
+        for (uint32_t h = 0; h < HISTOGRAMS; h++)
+            here += hist[h][bin];
+        if (*need <= here || bin == 0)
+            return bin;
+        *need -= here;
+    }
+}
+
+struct lk_cut lk_select_cut(const float *share, uint64_t count, uint64_t need) {
+    uint32_t hist[HISTOGRAMS][BINS], prefix = 0;
+
+    for (uint32_t shift = 20;;
+         shift -= 10) { /* bits 30..20 (share <= 1: below 2^30), 19..10, 9..0 */
+        memset(hist, 0, sizeof hist);
+        for (uint64_t j = 0; j < count; j++) {
+            uint32_t bits = bits_of(share[j]);
+            if (shift == 20 || bits >> (shift + 10) == prefix)
+                hist[j % HISTOGRAMS][bits >> shift & (BINS - 1)]++;
+        }
+        prefix = prefix << 10 | find_bin(hist, &need);
+        if (shift == 0)
+            return (struct lk_cut){.bits = prefix, .ties = need};
+    }
+}
+
+uint64_t lk_select_best(const float *share, uint64_t count, uint64_t need, uint32_t *ret_index) {
+    uint64_t found = 0;
+
+    if (need == 0)
+        return 0;
+    if (need >= count) {
+        for (; found < count; found++)
+            ret_index[found] = (uint32_t)found;
+        return found;
+    }
+    struct lk_cut cut = lk_select_cut(share, count, need);
+    for (uint64_t j = 0; j < count; j++) {
+        uint32_t bits = bits_of(share[j]);
+        if (bits < cut.bits || (bits == cut.bits && cut.ties == 0))
+            continue;
+        cut.ties -= bits == cut.bits;
+        ret_index[found++] = (uint32_t)j;
+    }
+    return found;
+}
+
+/* Heap sort: in place, no recursion, the same time for any input. */
+static void sort(uint64_t *key, uint64_t count) {
+    for (uint64_t start = count / 2, end = count; end > 1;) {
+        uint64_t held, at;
+        if (start > 0) {
+            held = key[--start];
+        } else {
+            held = key[--end];
+            key[end] = key[0];
+        }
+        for (at = start; 2 * at + 1 < end;) {
+            uint64_t child = 2 * at + 1;
+            child += child + 1 < end && key[child + 1] > key[child];
+            if (key[child] <= held)
+                break;
+            key[at] = key[child];
+            at = child;
+        }
+        key[at] = held;
+    }
+}
+
+uint64_t lk_select_mass(const float *share, uint32_t *index, uint64_t count, double sum,
+                        double target, uint64_t least, uint64_t *scratch) {
+    uint64_t taken = 0, kept = 0;
+
+    for (uint64_t i = 0; i < count; i++) /* best first, lower page first among equals */
+        scratch[i] = (uint64_t)~bits_of(share[index[i]]) << 32 | index[i];
+    sort(scratch, count);
+    while (taken < count && (taken < least || !(sum >= target)))
+        sum += (double)share[(uint32_t)scratch[taken++]];
+    for (uint64_t i = 0; taken && i < count; i++) {
+        uint64_t key = (uint64_t)~bits_of(share[index[i]]) << 32 | index[i];
+        if (key <= scratch[taken - 1])
+            index[kept++] = index[i];
+    }
+    return kept;
+}
+
+struct lk_forced lk_select_forced(uint64_t k, uint32_t sink_pages, uint32_t recent_pages) {
+    struct lk_forced forced = {.sink = sink_pages, .tail = 1};
+    uint64_t recent = recent_pages ? recent_pages - 1 : 0;
+
+    if (forced.sink > k - 1)
+        forced.sink = k - 1;
+    forced.tail += recent < k - 1 - forced.sink ? recent : k - 1 - forced.sink;
+    return forced;
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * select.h - from scores to shares, from shares to kept and sampled pages (DESIGN section 1).
+ *
+ * Idea: a share is a float in [0, 1], so its bits as an integer order it totally. The best of n are
+ * found by radix: three histograms of ten bits name the exact cut, one more pass in page order emits
+ * them. Work is linear however many shares are equal. A share that is no number counts as 0, so that
+ * every comparison holds and every loop ends.
+ *
+ * Sampling is in integers: f = floor(2^32 share) + 1, weights W = 19 L f + F, total T = 20 L F. With
+ * up to 2^32 pages, L F < 2^66 and T < 2^71: 128 bits. Sums over blocks of 64 pages find the block of
+ * each stratum, a walk within the block its page.
+ *
+ * Any thread; nothing here allocates. Does not read keys or summaries.
+ */
+#ifndef LK_CPU_SELECT_H
+#define LK_CPU_SELECT_H
+
+#include "cpu.h"
+
+#define LK_SHARE_FLOOR  1e-30f /* smaller is 0 */
+#define LK_SAMPLE_BLOCK 64     /* pages whose weights are summed together */
+
+/*
+ * share[j] = mean over the group of softmax_j(scores[g][:count]); below `floor`, or no number: 0.
+ * Each head's exp(score - its maximum) is left in exps + g * exps_stride (exps_stride 0: one array, the
+ * last head's remains; exps may be scores itself). ret_peak [group]: the maxima, or NULL.
+ */
+void lk_share(const float *scores, uint64_t stride, uint32_t group, uint64_t count, float floor,
+              float *exps, uint64_t exps_stride, float *share, float *ret_peak);
+
+/* Where the best `need` of share[0..count) end: those above `bits`, and the first `ties` equal to it. */
+struct lk_cut {
+    uint32_t bits;
+    uint64_t ties;
+};
+struct lk_cut lk_select_cut(const float *share, uint64_t count, uint64_t need);
+/* Their indices, ascending -> how many: min(need, count). */
+uint64_t lk_select_best(const float *share, uint64_t count, uint64_t need, uint32_t *ret_index);
+
+/* Shorten `index` [count] (ascending, from lk_select_best) to the best few whose shares bring `sum` to
+ * `target`, but to no fewer than `least`; still ascending. scratch [count]. -> how many remain. */
+uint64_t lk_select_mass(const float *share, uint32_t *index, uint64_t count, double sum,
+                        double target, uint64_t least, uint64_t *scratch);
+
+/* Pages kept whatever their share: the first `sink` and the last `tail`, the newest included. */
+struct lk_forced {
+    uint64_t sink, tail;
+};
+/* For k >= 1 pages kept of more than k. */
+struct lk_forced lk_select_forced(uint64_t k, uint32_t sink_pages, uint32_t recent_pages);
+
+/*
+ * Sample `count` >= 1 of the pages that are not in kept [kept_count] (ascending). share [pages];
+ * sums [pages / LK_SAMPLE_BLOCK + 1] is scratch. ret_page and ret_weight [count], ascending.
+ * -> distinct pages sampled.
+ */
+uint64_t lk_sample(const float *share, uint64_t pages, const uint32_t *kept, uint64_t kept_count,
+                   uint32_t count, uint64_t *sums, uint32_t *ret_page, float *ret_weight);
+
+#endif
