@@ -39,7 +39,7 @@ void lk_cpu_build_super(const struct lk_pool_view *pool, uint32_t layer, uint64_
  * Private layout. */
 struct lk_query;
 size_t lk_cpu_query_bytes(const struct lk_geometry *geometry); /* multiple of 64 */
-/* q of token `token` and KV head `head` of the row. */
+/* q of KV head `head` of the row's first token: only rows of one token are scored. */
 void lk_cpu_prepare(const struct lk_row *row, uint32_t head, struct lk_query *ret);
 
 /* ---- score: scores[g * stride + j] = estimated ln of the mass of page j for query head g of the

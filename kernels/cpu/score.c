@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * score.c - feeds pages of a row, a list or superpages to the chosen path, a batch at a time.
+ *
+ * While a batch is scored the records of the next are asked for where they do not lie in a row.
+ * Any thread. Does not know the newest page: it is scored exactly, elsewhere.
+ */
+#include "score.h"
+
+struct feed {
+    const struct lk_row *row;
+    uint32_t head;
+    struct lk_score_shape shape;
+    const uint32_t *list; /* or NULL: the range that begins at first */
+    uint64_t first;
+    bool super;
+    lk_score_fn *score;
+};
+
+static struct feed feed_of(const struct lk_row *row, uint32_t head, uint32_t rank, bool super) {
+    const struct lk_geometry *g = &row->pool->geometry;
+    struct feed f = {.row = row, .head = head, .super = super, .score = lk_score_portable};
+
+    f.shape.first = super ? lk_record_super(g) : lk_record_coarse(g);
+    f.shape.fine = lk_record_fine(g);
+    f.shape.fine.directions = rank - LK_COARSE_RANK;
+    f.shape.group = g->group;
+    return f;
+}
+
+static uint64_t page_at(const struct feed *f, uint64_t i) {
+    return f->list ? f->list[i] : f->first + i;
+}
+
+static void name_records(const struct feed *f, uint64_t from, uint32_t pages,
+                         struct lk_score_batch *batch) {
+    const struct lk_row *row = f->row;
+
+    for (uint32_t i = 0; i < LK_SCORE_BATCH; i++) {
+        uint64_t j = page_at(f, from + (i < pages ? i : pages - 1));
+        batch->fine[i] = NULL;
+        if (f->super) {
+            uint64_t quad = lk_row_page(row, j * LK_QUAD_PAGES) / LK_QUAD_PAGES;
+            batch->first[i] = lk_quad_super(row->pool, row->layer, quad, f->head);
+            continue;
+        }
+        uint64_t page = lk_row_page(row, j);
+        batch->first[i] = lk_page_coarse(row->pool, row->layer, page, f->head);
+        if (f->shape.fine.directions)
+            batch->fine[i] = lk_page_fine(row->pool, row->layer, page, f->head);
+    }
+}
+
+static void prefetch(const uint8_t *from, uint32_t bytes) {
+    for (uint32_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch(from + i);
+    __builtin_prefetch(from + bytes - 1);
+}
+
+static void prefetch_batch(const struct feed *f, const struct lk_score_batch *batch,
+                           uint32_t pages) {
+    for (uint32_t i = 0; i < pages; i++) {
+        prefetch(batch->first[i], lk_record_bytes(&f->shape.first));
+        if (batch->fine[i])
+            prefetch(batch->fine[i], lk_record_bytes(&f->shape.fine));
+    }
+}
+
+static void put(const struct feed *f, uint64_t from, uint32_t pages, const float *result,
+                float *scores, uint64_t stride) {
+    for (uint32_t g = 0; g < f->shape.group; g++)
+        for (uint32_t i = 0; i < pages; i++)
+            scores[g * stride + page_at(f, from + i)] = result[g * LK_SCORE_BATCH + i];
+}
+
+static uint32_t batch_at(uint64_t i, uint64_t count) {
+    return count - i < LK_SCORE_BATCH ? (uint32_t)(count - i) : LK_SCORE_BATCH;
+}
+
+static void score(const struct feed *f, const struct lk_query *query, uint64_t count, float *scores,
+                  uint64_t stride) {
+    float result[LK_GROUP_MAX * LK_SCORE_BATCH];
+    struct lk_score_batch batch[2];
+
+    if (count)
+        name_records(f, 0, batch_at(0, count), &batch[0]);
+    for (uint64_t i = 0, n = 0; i < count; i += LK_SCORE_BATCH, n ^= 1) {
+        uint32_t pages = batch_at(i, count);
+        uint64_t next = i + pages;
+        if (next < count) {
+            name_records(f, next, batch_at(next, count), &batch[n ^ 1]);
+            prefetch_batch(f, &batch[n ^ 1], batch_at(next, count));
+        }
+        f->score(&f->shape, query, &batch[n], pages, result);
+        put(f, i, pages, result, scores, stride);
+    }
+}
+
+void lk_cpu_score(const struct lk_row *row, uint32_t head, const struct lk_query *query,
+                  uint32_t rank, uint64_t first, uint64_t count, float *scores, uint64_t stride) {
+    struct feed f = feed_of(row, head, rank, false);
+    f.first = first;
+    score(&f, query, count, scores, stride);
+}
+
+void lk_cpu_score_list(const struct lk_row *row, uint32_t head, const struct lk_query *query,
+                       uint32_t rank, const uint32_t *pages, uint64_t count, float *scores,
+                       uint64_t stride) {
+    struct feed f = feed_of(row, head, rank, false);
+    f.list = pages;
+    score(&f, query, count, scores, stride);
+}
+
+void lk_cpu_score_super(const struct lk_row *row, uint32_t head, const struct lk_query *query,
+                        uint64_t first, uint64_t count, float *scores, uint64_t stride) {
+    struct feed f = feed_of(row, head, LK_COARSE_RANK, true);
+    f.first = first;
+    score(&f, query, count, scores, stride);
+}

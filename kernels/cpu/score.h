@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * score.h - the variants of scoring, one a path; score.c chooses and feeds them.
+ *
+ * The problem: 786 bytes a page are read, and 18 x 64 products a head made of them, at the speed of
+ * memory. Idea: a variant scores a batch of pages named by pointers to their records; where the pages
+ * come from (a range, a list, superpages) and where results go is the feeder's concern.
+ *
+ * For a query of codes q (query.h) and a page:
+ *
+ *     mu    = centroid scale * factor * (q . centroid)
+ *     p_i   = scale_i * factor * (q . basis_i)              integer products, exact on all paths
+ *     x_t   = sum over i of p_i * coeff_ti
+ *     score = mu + ln sum over t of exp(x_t)
+ *
+ * mu, p_i and x_t are kept finite by clipping at LK_SCORE_MOST, unless the query is not a number.
+ *
+ * Invariant: a page's score depends on its record and the query alone, bit by bit, wherever in a batch
+ * it stands. Between paths scores differ by at most 2e-5 + 2e-6 * (|mu| + max |x_t|).
+ */
+#ifndef LK_CPU_SCORE_H
+#define LK_CPU_SCORE_H
+
+#include "query.h"
+#include "record.h"
+
+#define LK_SCORE_BATCH 16    /* pages; one vector of logarithms */
+#define LK_SCORE_MOST  1e30f /* sums of LK_RANK_MAX * 127 of these are still finite */
+
+struct lk_score_shape {
+    struct lk_record first; /* coarse or super */
+    struct lk_record fine;  /* directions 0: not read */
+    uint32_t group;
+};
+
+/* Records of the batch. Places past the last page repeat it. */
+struct lk_score_batch {
+    const uint8_t *first[LK_SCORE_BATCH], *fine[LK_SCORE_BATCH];
+};
+
+/* pages: 1..LK_SCORE_BATCH; ret [group rounded up to LK_QUERY_BLOCK][LK_SCORE_BATCH]. */
+typedef void lk_score_fn(const struct lk_score_shape *shape, const struct lk_query *query,
+                         const struct lk_score_batch *batch, uint32_t pages, float *ret);
+
+lk_score_fn lk_score_portable, lk_score_avx2, lk_score_avx512;
+
+#endif
