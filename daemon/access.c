@@ -26,8 +26,6 @@ const char *lk_access_describe(const struct lk_access *access, char *text, size_
         snprintf(owner, sizeof(owner), ", uid %u", access->owner);
     if (access->has_group)
         snprintf(group, sizeof(group), " and members of group %s", access->group_name);
-    else if (*access->group_name)
-        snprintf(group, sizeof(group), " (group %s does not exist here)", access->group_name);
     snprintf(text, bytes, "root%s%s", owner, group);
     return text;
 }
@@ -64,7 +62,10 @@ int lk_access_check(const struct lk_access *access, int socket, struct lk_identi
         return 0;
     if (access->has_group && (peer.gid == access->group || in_supplementary(socket, access->group)))
         return 0;
-    snprintf(why, why_bytes, "uid %u may not connect: only %s may", peer.uid,
-             lk_access_describe(access, who, sizeof(who)));
+    bool missing = *access->group_name && !access->has_group;
+    snprintf(why, why_bytes, "uid %u may not connect: only %s may%s%s%s", peer.uid,
+             lk_access_describe(access, who, sizeof(who)), missing ? "; group " : "",
+             missing ? access->group_name : "",
+             missing ? ", the configuration's, does not exist" : "");
     return -EACCES;
 }

@@ -109,6 +109,7 @@ static void explain_lock(struct lk_memory_report *report, const char *pool, uint
     else
         snprintf(words, sizeof(words), "pool %s is not locked: %s", pool, strerror(error));
     report->locked = false;
+    report->refused = true;
     add_words(report, words);
 }
 
@@ -140,13 +141,15 @@ static void settle_pool(const struct lk_config *config, const struct lk_placemen
 
 /* Pools are shared memory: whether it gets huge pages is a setting of its own. */
 static void look_for_huge_pages(struct lk_memory_report *report) {
-    const char *path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-    char line[128] = "";
+    static const char path[] = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    char line[128] = "", words[200];
     FILE *file = fopen(path, "re");
     if (file && fgets(line, sizeof(line), file) &&
-        (strstr(line, "[never]") || strstr(line, "[deny]")))
-        add_words(report, "no huge pages for pools, scans are slower: write 'advise' to "
-                          "/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+        (strstr(line, "[never]") || strstr(line, "[deny]"))) {
+        snprintf(words, sizeof(words),
+                 "pools lie on small pages: 'advise' in %s makes scans faster", path);
+        add_words(report, words);
+    }
     if (file)
         fclose(file);
 }

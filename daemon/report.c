@@ -51,9 +51,11 @@ void lk_report_start(const struct lk_server *server, uint64_t took_ns) {
         report_pool(&status.pool[i], &config->pool[i]);
     lk_log(LK_LOG_INFO, "socket %s%s", server->listener.path,
            server->listener.passed ? " (systemd's)" : "");
-    lk_log(LK_LOG_INFO, "    %s may connect: %u clients, %u a user, arenas of up to %s",
-           lk_access_describe(&server->access, who, sizeof(who)), config->max_channels,
-           config->max_channels_per_uid, lk_memory_text(config->max_arena_bytes, arena));
+    lk_log(LK_LOG_INFO, "    %s may connect",
+           lk_access_describe(&server->access, who, sizeof(who)));
+    lk_log(LK_LOG_INFO, "    %u clients at once, %u a user, each with up to %s of arena",
+           config->max_channels, config->max_channels_per_uid,
+           lk_memory_text(config->max_arena_bytes, arena));
     if (*server->access.group_name && !server->access.has_group)
         lk_log(LK_LOG_WARNING, "daemon.group: there is no group %s on this machine",
                server->access.group_name);
@@ -67,7 +69,7 @@ void lk_report_start(const struct lk_server *server, uint64_t took_ns) {
     if (server->memory->locked)
         lk_log(LK_LOG_INFO, "pool memory is locked");
     if (*server->memory->words)
-        lk_log(LK_LOG_WARNING, "%s", server->memory->words);
+        lk_log(server->memory->refused ? LK_LOG_WARNING : LK_LOG_INFO, "%s", server->memory->words);
     lk_log(LK_LOG_INFO, "ready after %.1f s", (double)took_ns * 1e-9);
 }
 

@@ -159,7 +159,7 @@ static void accept_peers(struct lk_server *server) {
 /* ---- signals, reload, drain, stop ---- */
 
 void lk_server_drain(struct lk_server *server, bool drain) {
-    if (server->draining != drain)
+    if (server->draining != drain && !server->stopping)
         lk_log(LK_LOG_INFO, drain ? "draining: no new sequences and leases" : "resumed");
     server->draining = drain;
     lk_intake_drain(server->intake, drain);
@@ -206,9 +206,12 @@ static void begin_stop(struct lk_server *server, const char *signal_name) {
     server->stopping = true;
     server->stop_ns = lk_now_ns() + wait * SECOND_NS;
     lk_notify_stopping(status_words(server, words), wait + 5);
-    lk_log(LK_LOG_INFO, "%s: stopping, %u client%s; waiting up to %u s for their work", signal_name,
-           lk_server_channels(server), lk_server_channels(server) == 1 ? "" : "s",
-           server->config.drain_seconds);
+    uint32_t clients = lk_server_channels(server);
+    if (clients)
+        lk_log(LK_LOG_INFO, "%s: stopping; waiting up to %u s for the work of %u client%s",
+               signal_name, server->config.drain_seconds, clients, clients == 1 ? "" : "s");
+    else
+        lk_log(LK_LOG_INFO, "%s: stopping", signal_name);
     lk_server_drain(server, true);
 }
 

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * status.c - locksctl status: the daemon at a glance.
+ */
+#include "ctl.h"
+
+#include <stdio.h>
+
+static void print_work(const json_t *work) {
+    char a[CTL_TEXT], b[CTL_TEXT];
+    uint64_t read = ctl_number(work, "score_bytes") + ctl_number(work, "select_bytes") +
+                    ctl_number(work, "attend_bytes");
+    uint64_t dense = ctl_number(work, "dense_bytes");
+    printf("  work       %s submissions, %s refused\n",
+           ctl_count(ctl_number(work, "submissions"), a),
+           ctl_count(ctl_number(work, "refusals"), b));
+    printf("  rows       %s, %s of them exact\n", ctl_count(ctl_number(work, "rows"), a),
+           ctl_count(ctl_number(work, "rows_exact"), b));
+    if (!read)
+        return;
+    printf("  read       %s, dense attention would have read %s (%.1f x)\n", ctl_bytes(read, a),
+           ctl_bytes(dense, b), (double)dense / (double)read);
+}
+
+static void print_placement(const json_t *placement) {
+    printf("  threads    %u; %s\n", (unsigned)ctl_number(placement, "threads"),
+           ctl_string(placement, "binding"));
+    if (json_object_get(placement, "pool_percent_on_node"))
+        printf("  on node    %u %% of pool memory\n",
+               (unsigned)ctl_number(placement, "pool_percent_on_node"));
+    if (ctl_true(placement, "memory_locked"))
+        printf("  memory     locked\n");
+    if (json_object_get(placement, "not_granted"))
+        printf("  missing    %s\n", ctl_string(placement, "not_granted"));
+}
+
+void ctl_status(const json_t *reply) {
+    char up[CTL_TEXT], clients[CTL_TEXT], served[CTL_TEXT];
+    const char *state = ctl_true(reply, "stopping")   ? "stopping"
+                        : ctl_true(reply, "draining") ? "draining"
+                                                      : "serving";
+    printf("locksd %s, protocol %s: %s\n", ctl_string(reply, "version"),
+           ctl_string(reply, "protocol"), state);
+    printf("  up         %s, pid %u\n", ctl_time(ctl_number(reply, "uptime_seconds"), up),
+           (unsigned)ctl_number(reply, "pid"));
+    printf("  engine     %s\n", ctl_string(reply, "engine"));
+    printf("  socket     %s%s\n", ctl_string(reply, "socket"),
+           ctl_true(reply, "socket_by_systemd") ? " (systemd's)" : "");
+    printf("  access     %s\n", ctl_string(reply, "may_connect"));
+    printf("  config     %s\n", ctl_string(reply, "config"));
+    printf("  clients    %s of %u, %s since the start\n",
+           ctl_count(ctl_number(reply, "clients"), clients),
+           (unsigned)ctl_number(reply, "clients_max"),
+           ctl_count(ctl_number(reply, "clients_served"), served));
+    printf("  holding    %u sequences, %u leases\n", (unsigned)ctl_number(reply, "sequences"),
+           (unsigned)ctl_number(reply, "leases"));
+    print_work(json_object_get(reply, "work"));
+    print_placement(json_object_get(reply, "placement"));
+    printf("\n");
+    ctl_pools(reply);
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * words.c - fields of the daemon's answers, and numbers as people read them.
+ */
+#include "ctl.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+uint64_t ctl_number(const json_t *object, const char *name) {
+    return (uint64_t)json_integer_value(json_object_get(object, name));
+}
+
+const char *ctl_string(const json_t *object, const char *name) {
+    const char *text = json_string_value(json_object_get(object, name));
+    return text ? text : "-";
+}
+
+int ctl_true(const json_t *object, const char *name) {
+    return json_is_true(json_object_get(object, name));
+}
+
+const char *ctl_count(uint64_t value, char text[CTL_TEXT]) {
+    char digits[24];
+    int length = snprintf(digits, sizeof(digits), "%" PRIu64, value), out = 0;
+    for (int i = 0; i < length; i++) {
+        if (i && (length - i) % 3 == 0)
+            text[out++] = ',';
+        text[out++] = digits[i];
+    }
+    text[out] = 0;
+    return text;
+}
+
+const char *ctl_bytes(uint64_t bytes, char text[CTL_TEXT]) {
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+    double value = (double)bytes;
+    unsigned unit = 0;
+    for (; value >= 1024 && unit < 4; unit++)
+        value /= 1024;
+    snprintf(text, CTL_TEXT, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
+    return text;
+}
+
+const char *ctl_time(uint64_t seconds, char text[CTL_TEXT]) {
+    uint64_t minutes = seconds / 60, hours = minutes / 60, days = hours / 24;
+    if (days)
+        snprintf(text, CTL_TEXT, "%" PRIu64 " d %" PRIu64 " h", days, hours % 24);
+    else if (hours)
+        snprintf(text, CTL_TEXT, "%" PRIu64 " h %" PRIu64 " min", hours, minutes % 60);
+    else if (minutes)
+        snprintf(text, CTL_TEXT, "%" PRIu64 " min %" PRIu64 " s", minutes, seconds % 60);
+    else
+        snprintf(text, CTL_TEXT, "%" PRIu64 " s", seconds);
+    return text;
+}
