@@ -330,8 +330,11 @@ static void check_section(struct source *source, const char *line) {
     char section[LINE_BYTES];
     struct scope scope;
     const char *end = strchr(line, ']');
-    if (!end)
-        return; /* libinih refuses the line */
+    if (!end) {
+        source->error =
+            refuse(-EINVAL, source->why, sizeof(source->why), "the section lacks its ']'");
+        return;
+    }
     snprintf(section, sizeof(section), "%.*s", (int)(end - line - 1), line + 1);
     source->error = enter(source->config, section, &scope, source->why, sizeof(source->why));
 }

@@ -2,16 +2,17 @@
 /*
  * main.c - locksd from its command line to its exit code.
  *
- * Order matters: signals are blocked before any thread exists; the socket is taken before memory, so
- * that a second daemon is told at once; memory is asked for before it is taken; threads and memory
- * are placed before there are any; systemd hears READY when all of it is there. Exit codes are those
- * of sysexits.h, each with one sentence on stderr.
+ * Order matters: signals are blocked before any thread exists; the socket is taken before memory,
+ * so that a second daemon is told at once; memory is asked for before it is taken; threads and
+ * memory are placed before there are any; systemd hears READY when all of it is there. Exit codes
+ * are those of sysexits.h, each with one sentence on stderr.
  */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sysexits.h>
 #include <unistd.h>
 
@@ -34,9 +35,13 @@ struct daemon {
     char why[1024];
 };
 
-/* The journal reads the level of a line from its head. */
+/* Whether stderr is the journal, which reads the level of a line from its head. */
 static bool writes_to_journal(const struct lk_options *options) {
-    return !options->foreground && getenv("JOURNAL_STREAM");
+    const char *stream = getenv("JOURNAL_STREAM");
+    unsigned long long device, inode;
+    struct stat file;
+    return !options->foreground && stream && sscanf(stream, "%llu:%llu", &device, &inode) == 2 &&
+           fstat(STDERR_FILENO, &file) == 0 && file.st_dev == device && file.st_ino == inode;
 }
 
 /* Every client takes descriptors: the soft limit is raised as far as it goes. */

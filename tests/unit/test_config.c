@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * test_config.c - the configuration: what is read, every refusal's sentence, overlays, reload, and
+ * that the example file speaks of every key the parser has.
+ *
+ * Run from the repository's root. Files lie in a folder under /tmp that the test removes.
+ */
+#include <check.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../../daemon/config.h"
+#include "../../daemon/options.h"
+
+#define POOL "[pool p]\nlayers=4\nkv_heads=2\ngroup=3\nhead_dim=64\nmemory=16M\n"
+
+static char folder[64], path[128], overlays[160];
+
+static void make_folder(void) {
+    snprintf(folder, sizeof(folder), "/tmp/locksd-config-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/locksd.conf", folder);
+    snprintf(overlays, sizeof(overlays), "%s.d", path);
+}
+
+static void remove_folder(void) {
+    char command[128];
+    snprintf(command, sizeof(command), "rm -rf %s", folder);
+    ck_assert_int_eq(system(command), 0);
+}
+
+static void write_file(const char *where, const char *text) {
+    FILE *file = fopen(where, "w");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_ge(fputs(text, file), 0);
+    ck_assert_int_eq(fclose(file), 0);
+}
+
+static void write_overlay(const char *name, const char *text) {
+    char where[256];
+    mkdir(overlays, 0700);
+    snprintf(where, sizeof(where), "%s/%s", overlays, name);
+    write_file(where, text);
+}
+
+static int load(const char *text, struct lk_config *ret, char why[1024]) {
+    write_file(path, text);
+    return lk_config_load(path, ret, why, 1024);
+}
+
+static void load_good(const char *text, struct lk_config *ret) {
+    char why[1024] = "";
+    int rc = load(text, ret, why);
+    ck_assert_msg(rc == 0, "refused: %s", why);
+}
+
+/* Compared as text: padding is nobody's. */
+static char *text_of(const struct lk_config *config) {
+    char *text = NULL;
+    size_t bytes;
+    FILE *file = open_memstream(&text, &bytes);
+    ck_assert_ptr_nonnull(file);
+    lk_config_write(config, file);
+    fclose(file);
+    return text;
+}
+
+static void assert_same(const struct lk_config *a, const struct lk_config *b) {
+    char *one = text_of(a), *two = text_of(b);
+    ck_assert_str_eq(one, two);
+    free(one);
+    free(two);
+}
+
+START_TEST(defaults_and_values) {
+    struct lk_config config;
+    load_good(
+        "# comment\n; another\n[daemon]\n  threads = 3 ; said late\n\tsocket=/tmp/x.sock\ngroup =\n"
+        "numa_node = -1\nmemlock=yes\ncpu_path=avx2\nlog_level = debug\n[limits]\nmax_arena = 2M\n"
+        "max_pages=4K\n" POOL "dtype=fp32\nscan=tree\n",
+        &config);
+    ck_assert_uint_eq(config.threads, 3);
+    ck_assert_str_eq(config.socket, "/tmp/x.sock");
+    ck_assert_str_eq(config.group, "");
+    ck_assert_int_eq(config.numa_node, -1);
+    ck_assert(config.memlock);
+    ck_assert_uint_eq(config.cpu_path, 2);
+    ck_assert_uint_eq(config.log_level, 3);
+    ck_assert_uint_eq(config.max_arena_bytes, 2 << 20);
+    ck_assert_uint_eq(config.max_pages, 4096);
+    ck_assert_uint_eq(config.pools, 1);
+    ck_assert_str_eq(config.pool[0].name, "p");
+    ck_assert_uint_eq(config.pool[0].geometry.dtype, LK_FP32);
+    ck_assert_uint_eq(config.pool[0].scan, LK_SCAN_TREE);
+    ck_assert_uint_eq(config.pool[0].geometry.page_tokens, 16);
+    ck_assert_uint_eq(config.pool[0].memory_bytes, 16 << 20);
+    ck_assert_uint_eq(config.drain_seconds, 10);
+    ck_assert_ptr_null(lk_config_invalid(&config, (char[512]){0}, 512));
+}
+END_TEST
+
+/* What is written in the file, the line the sentence must name, and words it must hold. */
+static const struct {
+    const char *text;
+    int line;
+    const char *words;
+} wrong[] = {
+    {"[daemon]\nthread = 2\n", 2,
+     "[daemon] has no key 'thread': its keys are socket, group, threads"},
+    {"[limits]\n\nlayers = 2\n", 3, "[limits] has no key 'layers': its keys are max_channels"},
+    {"[pool p]\nsocket=/x\n", 2, "[pool p] has no key 'socket': its keys are layers, kv_heads"},
+    {"[demon]\n", 1,
+     "there is no section [demon]: sections are [daemon], [limits] and [pool NAME]"},
+    {"threads = 2\n", 1, "a key before the first section"},
+    {"[daemon]\nthreads\n", 2, "neither a [section], nor KEY = VALUE, nor a comment"},
+    {"[daemon\nthreads = 1\n", 1, "the section lacks its ']'"},
+    {"[daemon]\nthreads = many\n", 2, "[daemon] threads: 'many' is not a number"},
+    {"[daemon]\nthreads =\n", 2, "[daemon] threads: '' is not a number"},
+    {"[daemon]\nthreads = 2x\n", 2, "'2x' is not a number"},
+    {"[daemon]\nthreads = -1\n", 2, "'-1' is not a number"},
+    {"[daemon]\nthreads = 2K\n", 2, "'2K' is not a number"},
+    {"[daemon]\nthreads = 257\n", 2, "[daemon] threads: 257 is not between 0 and 256"},
+    {"[daemon]\nthreads = 99999999999999999999\n", 2, "is not a number"},
+    {"[daemon]\nthreads = 4294967297\n", 2, "4294967297 is not between 0 and 256"},
+    {"[daemon]\nspin_us = 10001\n", 2, "10001 is not between 0 and 10000"},
+    {"[daemon]\nnuma_node = -2\n", 2, "[daemon] numa_node: -2 is not between -1 and 1023"},
+    {"[daemon]\nnuma_node = 1024\n", 2, "1024 is not between -1 and 1023"},
+    {"[daemon]\nmemlock = true\n", 2, "[daemon] memlock: 'true' is neither yes nor no"},
+    {"[daemon]\ncpu_path = sse\n", 2, "'sse' is none of auto, portable, avx2, avx512"},
+    {"[daemon]\nlog_level = 3\n", 2, "'3' is none of error, warning, info, debug"},
+    {"[daemon]\nsocket =\n", 2, "[daemon] socket: '' has 0 characters, not between 1 and 107"},
+    {"[daemon]\ngroup = abcdefghijklmnopqrstuvwxyzabcdef\n", 2,
+     "has 32 characters, not between 0 and 31"},
+    {"[daemon]\nbatch_rows = 0\n", 2, "0 is not between 1 and 256"},
+    {"[daemon]\ndrain_seconds = 3601\n", 2, "3601 is not between 0 and 3600"},
+    {"[limits]\nmax_channels = 0\n", 2, "[limits] max_channels: 0 is not between 1 and 256"},
+    {"[limits]\nmax_arena = 2T\n", 2, "[limits] max_arena: 2T is not between 64K and 1T"},
+    {"[limits]\nmax_arena = 20000000T\n", 2,
+     "'20000000T' is not a number, which may end in K, M, G or T"},
+    {"[limits]\nmax_arena = 1GB\n", 2, "'1GB' is not a number, which may end in K, M, G or T"},
+    {"[limits]\nmax_arena = 1.5G\n", 2, "'1.5G' is not a number"},
+    {"[limits]\nmax_row_tokens = 65537\n", 2, "65537 is not between 1 and 65536"},
+    {"[pool p]\ngroup = 33\n", 2, "[pool p] group: 33 is not between 1 and 32"},
+    {"[pool p]\ndtype = int8\n", 2, "'int8' is none of bf16, fp16, fp32"},
+    {"[pool p]\nscan = quest\n", 2, "'quest' is none of auto, full, coarse, nested, tree"},
+    {"[pool p]\nmemory = 1\n", 2, "[pool p] memory: 1 is not between 64K and 64T"},
+    {"[pool ]\n", 1, "pool name '': 1 to 31 letters, digits, '_', '.' or '-'"},
+    {"[pool a/b]\n", 1, "pool name 'a/b'"},
+    {"[pool abcdefghijklmnopqrstuvwxyzabcdef]\n", 1, "1 to 31 letters"},
+};
+
+START_TEST(every_error_has_its_sentence) {
+    struct lk_config config;
+    char why[1024] = "", at[160];
+    memset(&config, 0x5a, sizeof(config));
+    struct lk_config before = config;
+    ck_assert_int_eq(load(wrong[_i].text, &config, why), -EINVAL);
+    snprintf(at, sizeof(at), "%s:%d: ", path, wrong[_i].line);
+    ck_assert_msg(strncmp(why, at, strlen(at)) == 0, "'%s' does not begin with '%s'", why, at);
+    ck_assert_msg(strstr(why, wrong[_i].words) != NULL, "'%s' lacks '%s'", why, wrong[_i].words);
+    ck_assert_mem_eq(&config, &before, sizeof(config));
+}
+END_TEST
+
+START_TEST(a_line_too_long) {
+    struct lk_config config;
+    char text[512] = "[daemon]\ngroup = ", why[1024] = "";
+    memset(text + strlen(text), 'x', 250);
+    strcat(text, "\n");
+    ck_assert_int_eq(load(text, &config, why), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(why, ":2: the line is longer than 198 characters"));
+}
+END_TEST
+
+START_TEST(too_many_pools) {
+    struct lk_config config;
+    char text[1024] = "", why[1024] = "";
+    for (int i = 0; i <= LK_POOLS_MAX; i++)
+        sprintf(text + strlen(text), "[pool p%d]\n", i);
+    ck_assert_int_eq(load(text, &config, why), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(why, ":17: [pool p16]: there are 16 pools already"));
+}
+END_TEST
+
+START_TEST(a_missing_file) {
+    struct lk_config config;
+    char why[1024] = "";
+    ck_assert_int_eq(lk_config_load("/nowhere/locksd.conf", &config, why, sizeof(why)), -ENOENT);
+    ck_assert_str_eq(why, "/nowhere/locksd.conf: cannot be opened: No such file or directory");
+}
+END_TEST
+
+START_TEST(overlays_in_name_order) {
+    struct lk_config config;
+    char why[1024] = "";
+    write_overlay("20-b.conf", "[daemon]\nthreads = 20\n");
+    write_overlay("10-a.conf", "[daemon]\nthreads = 10\nspin_us = 7\n[pool p]\nrank=4\n");
+    write_overlay("30-c.conf.off", "[daemon]\nthreads = 30\n");
+    write_overlay(".40.conf", "nonsense");
+    load_good("[daemon]\nthreads = 1\n" POOL, &config);
+    ck_assert_uint_eq(config.threads, 20);
+    ck_assert_uint_eq(config.spin_us, 7);
+    ck_assert_uint_eq(config.pools, 1);
+    ck_assert_uint_eq(config.pool[0].geometry.rank, 4);
+    ck_assert_uint_eq(config.pool[0].geometry.layers, 4);
+    write_overlay("20-b.conf", "[daemon]\n\nthreads = no\n");
+    ck_assert_int_eq(load(POOL, &config, why), -EINVAL);
+    ck_assert_msg(strstr(why, ".conf.d/20-b.conf:3: [daemon] threads: 'no' is not a number") !=
+                      NULL,
+                  "%s", why);
+}
+END_TEST
+
+START_TEST(set_on_the_command_line) {
+    struct lk_config config;
+    char why[1024] = "";
+    lk_config_defaults(&config);
+    ck_assert_int_eq(lk_config_set(&config, "pool a.b.head_dim=80", why, sizeof(why)), 0);
+    ck_assert_str_eq(config.pool[0].name, "a.b");
+    ck_assert_uint_eq(config.pool[0].geometry.head_dim, 80);
+    ck_assert_int_eq(lk_config_set(&config, "daemon.socket=/tmp/a.b=c", why, sizeof(why)), 0);
+    ck_assert_str_eq(config.socket, "/tmp/a.b=c");
+    ck_assert_int_eq(lk_config_set(&config, "daemon.threads=x", why, sizeof(why)), -EINVAL);
+    ck_assert_str_eq(why, "--set 'daemon.threads=x': [daemon] threads: 'x' is not a number");
+    ck_assert_int_eq(lk_config_set(&config, "threads=1", why, sizeof(why)), -EINVAL);
+    ck_assert_str_eq(why, "--set 'threads=1': not of the form SECTION.KEY=VALUE");
+    ck_assert_int_eq(lk_config_set(&config, "daemon.threads", why, sizeof(why)), -EINVAL);
+}
+END_TEST
+
+static const struct {
+    const char *text, *words;
+} untied[] = {
+    {"", "there is no [pool NAME] section"},
+    {"[daemon]\nsocket=here\n" POOL, "[daemon] socket: 'here' is not an absolute path"},
+    {"[limits]\nmax_channels=2\nmax_channels_per_uid=3\n" POOL,
+     "[limits] max_channels_per_uid: 3 is more than max_channels, 2"},
+    {"[limits]\nmax_pages=20\nmax_pages_per_uid=10\n" POOL,
+     "[limits] max_pages: 20 is more than max_pages_per_uid, 10"},
+    {"[pool q]\n", "[pool q] does not say layers"},
+    {"[pool q]\nlayers=1\nkv_heads=1\ngroup=1\nhead_dim=64\n", "[pool q] does not say memory"},
+    {POOL "head_dim=65\n", "[pool p] head_dim is 65"},
+    {POOL "page_tokens=12\n", "[pool p] page_tokens is 12"},
+    {POOL "rank=3\n", "[pool p] rank is 3"},
+    {POOL "budget=15\n", "[pool p] budget: 15 tokens are less than a page, page_tokens 16"},
+};
+
+START_TEST(values_are_tied_together) {
+    struct lk_config config;
+    char text[512] = "";
+    load_good(untied[_i].text, &config);
+    ck_assert_ptr_nonnull(lk_config_invalid(&config, text, sizeof(text)));
+    ck_assert_msg(strstr(text, untied[_i].words) != NULL, "'%s' lacks '%s'", text,
+                  untied[_i].words);
+}
+END_TEST
+
+START_TEST(written_and_read_back) {
+    struct lk_config config, again;
+    load_good("[daemon]\nmemlock=yes\nnuma_node=3\n[limits]\nmax_arena=3G\nmax_pages=1000\n" POOL
+              "dtype=fp16\n[pool q]\nlayers=1\n",
+              &config);
+    FILE *file = fopen(path, "w");
+    ck_assert_ptr_nonnull(file);
+    /* A pool without memory is written as 0, which is refused when read: give it some. */
+    config.pool[1] = config.pool[0];
+    strcpy(config.pool[1].name, "q");
+    lk_config_write(&config, file);
+    fclose(file);
+    char why[1024] = "";
+    int rc = lk_config_load(path, &again, why, sizeof(why));
+    ck_assert_msg(rc == 0, "%s", why);
+    assert_same(&config, &again);
+}
+END_TEST
+
+struct seen {
+    char taken[512], restart[512];
+};
+
+static void note(void *context, const char *key, bool taken) {
+    struct seen *seen = context;
+    strcat(taken ? seen->taken : seen->restart, key);
+    strcat(taken ? seen->taken : seen->restart, " ");
+}
+
+START_TEST(reload_takes_what_it_may) {
+    struct lk_config running, fresh;
+    struct seen seen = {"", ""};
+    load_good(POOL "[pool old]\nlayers=1\n", &running);
+    load_good("[daemon]\nthreads=7\nlog_level=debug\ndrain_seconds=3\nsocket=/"
+              "new\n[limits]\nmax_sequences=5\n"
+              "max_row_tokens=9\n" POOL "rank=4\n[pool new]\nlayers=1\n",
+              &fresh);
+    lk_config_reload(&running, &fresh, note, &seen);
+    ck_assert_str_eq(seen.taken, "daemon.log_level daemon.drain_seconds limits.max_sequences ");
+    ck_assert_str_eq(
+        seen.restart,
+        "daemon.socket daemon.threads limits.max_row_tokens pool p.rank pool old pool new ");
+    ck_assert_uint_eq(running.log_level, 3);
+    ck_assert_uint_eq(running.drain_seconds, 3);
+    ck_assert_uint_eq(running.max_sequences, 5);
+    ck_assert_uint_eq(running.threads, 0);
+    ck_assert_uint_eq(running.pool[0].geometry.rank, 8);
+    ck_assert_str_eq(running.socket, LK_SOCKET_PATH);
+    seen = (struct seen){"", ""};
+    lk_config_reload(&running, &running, note, &seen);
+    ck_assert_str_eq(seen.taken, "");
+    ck_assert_str_eq(seen.restart, "");
+}
+END_TEST
+
+/* Whether the file has the key, said or commented out, after the line [section]. */
+static bool speaks_of(const char *file_path, const char *section, const char *key) {
+    FILE *file = fopen(file_path, "r");
+    char line[256], here[64] = "", name[64];
+    bool found = false;
+    ck_assert_msg(file != NULL, "%s: %s", file_path, strerror(errno));
+    while (fgets(line, sizeof(line), file)) {
+        const char *text = line + (line[0] == '#');
+        if (sscanf(text, "[%63[^]]]", name) == 1)
+            strcpy(here, name);
+        else if (sscanf(text, "%63[a-z_] =", name) == 1 &&
+                 strchr(text, '=') == text + strlen(name) + 1)
+            found |= strcmp(here, section) == 0 && strcmp(name, key) == 0;
+    }
+    fclose(file);
+    return found;
+}
+
+START_TEST(the_example_has_every_key_and_loads) {
+    const char *example = "packaging/locksd.conf";
+    struct lk_config config;
+    char why[1024] = "", line[256], section[64] = "", key[64];
+    int keys = 0, rc = lk_config_load(example, &config, why, sizeof(why));
+    ck_assert_msg(rc == 0, "%s", why);
+    ck_assert_ptr_null(lk_config_invalid(&config, why, sizeof(why)));
+    FILE *all = tmpfile();
+    lk_config_write(&config, all);
+    rewind(all);
+    while (fgets(line, sizeof(line), all)) {
+        if (sscanf(line, "[%63[^]]]", section) == 1 || sscanf(line, "%63[a-z_] =", key) != 1)
+            continue;
+        ck_assert_msg(speaks_of(example, section, key), "%s does not speak of [%s] %s", example,
+                      section, key);
+        keys++;
+    }
+    fclose(all);
+    ck_assert_int_gt(keys, 25);
+}
+END_TEST
+
+/* Commented-out values of the example are the defaults: with all of them said, nothing changes. */
+START_TEST(the_example_states_the_defaults) {
+    struct lk_config example, said;
+    char why[1024] = "", line[256], key[64];
+    ck_assert_int_eq(lk_config_load("packaging/locksd.conf", &example, why, sizeof(why)), 0);
+    FILE *in = fopen("packaging/locksd.conf", "r"), *out = fopen(path, "w");
+    ck_assert(in && out);
+    while (fgets(line, sizeof(line), in)) {
+        bool assignment =
+            sscanf(line, "#%63[a-z_] =", key) == 1 && strchr(line, '=') == line + strlen(key) + 2;
+        fputs(line + assignment, out);
+    }
+    fclose(in);
+    fclose(out);
+    int rc = lk_config_load(path, &said, why, sizeof(why));
+    ck_assert_msg(rc == 0, "%s", why);
+    assert_same(&example, &said);
+}
+END_TEST
+
+START_TEST(the_command_line) {
+    struct lk_options options;
+    char why[1024] = "";
+    char *good[] = {"locksd", "--config=/a",      "--socket",    "/s",
+                    "--set",  "daemon.threads=1", "--foreground"};
+    ck_assert_int_eq(lk_options_parse(7, good, &options, why, sizeof(why)), 0);
+    ck_assert_str_eq(options.config, "/a");
+    ck_assert_str_eq(options.socket, "/s");
+    ck_assert_uint_eq(options.sets, 1);
+    ck_assert(options.foreground);
+    char *unknown[] = {"locksd", "--threads"}, *missing[] = {"locksd", "--set"},
+         *prefix[] = {"locksd", "--sett=1"};
+    ck_assert_int_eq(lk_options_parse(2, unknown, &options, why, sizeof(why)), -EINVAL);
+    ck_assert_str_eq(why, "unknown option '--threads'; locksd --help lists the options");
+    ck_assert_int_eq(lk_options_parse(2, missing, &options, why, sizeof(why)), -EINVAL);
+    ck_assert_str_eq(why, "--set: its value is missing");
+    ck_assert_int_eq(lk_options_parse(2, prefix, &options, why, sizeof(why)), -EINVAL);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("config");
+    TCase *files = tcase_create("files");
+    tcase_add_checked_fixture(files, make_folder, remove_folder);
+    tcase_add_test(files, defaults_and_values);
+    tcase_add_loop_test(files, every_error_has_its_sentence, 0, sizeof(wrong) / sizeof(*wrong));
+    tcase_add_test(files, a_line_too_long);
+    tcase_add_test(files, too_many_pools);
+    tcase_add_test(files, a_missing_file);
+    tcase_add_test(files, overlays_in_name_order);
+    tcase_add_test(files, set_on_the_command_line);
+    tcase_add_loop_test(files, values_are_tied_together, 0, sizeof(untied) / sizeof(*untied));
+    tcase_add_test(files, written_and_read_back);
+    tcase_add_test(files, reload_takes_what_it_may);
+    tcase_add_test(files, the_example_has_every_key_and_loads);
+    tcase_add_test(files, the_example_states_the_defaults);
+    tcase_add_test(files, the_command_line);
+    suite_add_tcase(suite, files);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
