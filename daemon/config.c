@@ -485,37 +485,50 @@ const char *lk_config_invalid(const struct lk_config *config, char *text, size_t
 
 /* ---- writing and comparing ---- */
 
-static void write_section(FILE *file, const struct key *keys, const char *base) {
+struct writer {
+    char *text;
+    size_t length, bytes;
+};
+
+__attribute__((format(printf, 2, 3))) static void put(struct writer *w, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    int count = vsnprintf(w->text + w->length, w->bytes - w->length, format, list);
+    va_end(list);
+    w->length += (size_t)count < w->bytes - w->length ? (size_t)count : w->bytes - w->length - 1;
+}
+
+static void write_section(struct writer *w, const struct key *keys, const char *base) {
     char text[32];
     for (const struct key *key = keys; key->name; key++) {
         const char *field = base + key->offset;
+        bool is_number = key->type == U32 || key->type == I32 || key->type == NAMED;
         uint64_t size = 0;
         int32_t number = 0;
         memcpy(&size, field, key->type == SIZE ? sizeof(size) : 0);
-        memcpy(&number, field,
-               key->type == SIZE || key->type == TEXT || key->type == SWITCH ? 0 : sizeof(number));
-        fprintf(file, "%s = ", key->name);
+        memcpy(&number, field, is_number ? sizeof(number) : 0);
         if (key->type == TEXT)
-            fprintf(file, "%s\n", field);
+            put(w, "%s = %s\n", key->name, field);
         else if (key->type == SWITCH)
-            fprintf(file, "%s\n", *field ? "yes" : "no");
-        else if (key->type == NAMED && number >= key->low)
-            fprintf(file, "%s\n", key->names[number - key->low]);
+            put(w, "%s = %s\n", key->name, *field ? "yes" : "no");
+        else if (key->type == NAMED)
+            put(w, "%s = %s\n", key->name, key->names[number - key->low]);
         else if (key->type == SIZE)
-            fprintf(file, "%s\n", size_text(size, text));
+            put(w, "%s = %s\n", key->name, size_text(size, text));
         else
-            fprintf(file, "%" PRId32 "\n", number);
+            put(w, "%s = %" PRId32 "\n", key->name, number);
     }
 }
 
-void lk_config_write(const struct lk_config *config, FILE *file) {
-    fprintf(file, "[daemon]\n");
-    write_section(file, daemon_keys, (const char *)config);
-    fprintf(file, "\n[limits]\n");
-    write_section(file, limit_keys, (const char *)config);
+void lk_config_text(const struct lk_config *config, char text[LK_CONFIG_TEXT_BYTES]) {
+    struct writer w = {.text = text, .bytes = LK_CONFIG_TEXT_BYTES};
+    put(&w, "[daemon]\n");
+    write_section(&w, daemon_keys, (const char *)config);
+    put(&w, "\n[limits]\n");
+    write_section(&w, limit_keys, (const char *)config);
     for (uint32_t i = 0; i < config->pools; i++) {
-        fprintf(file, "\n[pool %s]\n", config->pool[i].name);
-        write_section(file, pool_keys, (const char *)&config->pool[i]);
+        put(&w, "\n[pool %s]\n", config->pool[i].name);
+        write_section(&w, pool_keys, (const char *)&config->pool[i]);
     }
 }
 

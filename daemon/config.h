@@ -11,16 +11,17 @@
 #define LK_CONFIG_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #include "../kernels/kernels.h"
 #include "../shm_protocol/locks_abi.h"
 
-#define LK_POOLS_MAX    16  /* pools of a daemon: one a model geometry */
-#define LK_CHANNELS_MAX 256 /* client connections */
-#define LK_PATH_BYTES   108 /* sun_path */
-#define LK_CPUS_MAX     256 /* worker threads */
+#define LK_POOLS_MAX         16    /* pools of a daemon: one a model geometry */
+#define LK_CHANNELS_MAX      256   /* client connections */
+#define LK_PATH_BYTES        108   /* sun_path */
+#define LK_CPUS_MAX          256   /* worker threads */
+#define LK_CONFIG_TEXT_BYTES 16384 /* of lk_config_text(): 16 pools fit twice over */
 
 struct lk_pool_config { /* [pool NAME] */
     char name[LK_NAME_BYTES];
@@ -69,7 +70,7 @@ int lk_config_set(struct lk_config *config, const char *assignment, char *why, s
 /* NULL if consistent (pools present, bounds tied together), else the reason. */
 const char *lk_config_invalid(const struct lk_config *config, char *text, size_t bytes);
 /* As a file that lk_config_load() reads back to the same, every key said. */
-void lk_config_write(const struct lk_config *config, FILE *file);
+void lk_config_text(const struct lk_config *config, char text[LK_CONFIG_TEXT_BYTES]);
 
 /* Called for each key whose value differs, as "daemon.threads"; taken: it is reloadable and now in
  * force. A pool that came or went is named "pool NAME". */

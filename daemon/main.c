@@ -145,16 +145,17 @@ static int run(struct daemon *daemon) {
     return code;
 }
 
-static int print_config(const struct lk_config *config) {
-    char text[256];
-    lk_config_write(config, stdout);
-    if (lk_memory_invalid(config, text, sizeof(text)))
-        lk_log(LK_LOG_WARNING, "on this machine it would not start: %s", text);
-    return fflush(stdout) ? EX_IOERR : EX_OK;
-}
-
 static int print(const char *text) {
     return fputs(text, stdout) < 0 || fflush(stdout) ? EX_IOERR : EX_OK;
+}
+
+static int print_config(const struct lk_config *config) {
+    static char text[LK_CONFIG_TEXT_BYTES];
+    char why[256];
+    lk_config_text(config, text);
+    if (lk_memory_invalid(config, why, sizeof(why)))
+        lk_log(LK_LOG_WARNING, "on this machine it would not start: %s", why);
+    return print(text);
 }
 
 int main(int argc, char **argv) {
