@@ -37,7 +37,7 @@
 struct summary {
     uint32_t head_dim, tokens, rank;
     double prescale; /* what the keys were multiplied by */
-    float centroid[LK_HEAD_DIM_MAX];
+    double centroid[LK_HEAD_DIM_MAX];
     float direction[LK_RANK_MAX][LK_HEAD_DIM_MAX]; /* any length */
     double strength[LK_RANK_MAX];                  /* s_i; 0: dead */
     double length[LK_RANK_MAX];                    /* of direction[i] */
@@ -65,7 +65,7 @@ LK_INLINE float prescale_of(float largest) {
 
 /* x becomes the differences to the mean, ret_mean the mean. */
 LK_INLINE void centre(float *x, uint32_t tokens, uint32_t head_dim, float prescale,
-                      float *ret_mean) {
+                      double *ret_mean) {
     float share = 1 / (float)tokens;
     for (uint32_t c = 0; c < head_dim; c += LANES) {
         lanes first = lanes_load(x + c) * prescale, sum = {0};
@@ -77,7 +77,8 @@ LK_INLINE void centre(float *x, uint32_t tokens, uint32_t head_dim, float presca
         sum *= share;
         for (uint32_t t = 0; t < tokens; t++)
             lanes_store(x + t * head_dim + c, lanes_load(x + t * head_dim + c) - sum);
-        lanes_store(ret_mean + c, first + sum);
+        for (uint32_t l = 0; l < LANES; l++)
+            ret_mean[c + l] = (double)first[l] + sum[l];
     }
 }
 
@@ -89,14 +90,18 @@ LK_INLINE void gram_tile(const float *x, uint32_t n, uint32_t head_dim, uint32_t
                          double *a) {
     lanes sum[TILE][TILE] = {{{0}}};
     for (uint32_t c = 0; c < head_dim; c += LANES)
-        for (uint32_t p = 0; p < TILE; p++) {
-            lanes row = lanes_load(x + (i + p) * head_dim + c);
-            for (uint32_t q = 0; q < TILE; q++)
-                sum[p][q] = lanes_fma(row, lanes_load(x + (j + q) * head_dim + c), sum[p][q]);
-        }
-    for (uint32_t p = 0; p < TILE; p++)
+        LK_UNROLL
+    for (uint32_t p = 0; p < TILE; p++) {
+        lanes row = lanes_load(x + (i + p) * head_dim + c);
+        LK_UNROLL
         for (uint32_t q = 0; q < TILE; q++)
-            a[(i + p) * n + j + q] = a[(j + q) * n + i + p] = lanes_sum(sum[p][q]);
+            sum[p][q] = lanes_fma(row, lanes_load(x + (j + q) * head_dim + c), sum[p][q]);
+    }
+    LK_UNROLL
+    for (uint32_t p = 0; p < TILE; p++)
+        LK_UNROLL
+    for (uint32_t q = 0; q < TILE; q++)
+        a[(i + p) * n + j + q] = a[(j + q) * n + i + p] = lanes_sum(sum[p][q]);
 }
 
 /* x x^T */
@@ -114,9 +119,11 @@ LK_INLINE void covariance(const float *x, uint32_t tokens, uint32_t head_dim, do
             for (uint32_t t = 0; t < tokens; t++) {
                 const float *row = x + t * head_dim;
                 lanes right = lanes_load(row + j);
+                LK_UNROLL
                 for (uint32_t p = 0; p < TILE; p++)
                     sum[p] = lanes_fma(right, lanes_set(row[i + p]), sum[p]);
             }
+            LK_UNROLL
             for (uint32_t p = 0; p < TILE; p++)
                 for (uint32_t q = 0; q < LANES; q++)
                     a[(i + p) * head_dim + j + q] = a[(j + q) * head_dim + i + p] = sum[p][q];
@@ -125,22 +132,26 @@ LK_INLINE void covariance(const float *x, uint32_t tokens, uint32_t head_dim, do
 
 /* ---- directions ---- */
 
-/* y_i [n] = sum over rows t of u[t][i] * x[t], for the wanted i; lanes of x's row are columns. */
+/* ret_i [columns] = sum over rows t of u_i[t] * x[t]. Up to TILE - 1 rows more are written, as zeros. */
 LK_INLINE void project(const float *x, uint32_t rows, uint32_t columns, uint32_t wanted,
                        const double *vectors, float (*ret)[LK_HEAD_DIM_MAX]) {
+    _Static_assert(LK_RANK_MAX % TILE == 0, "rows past the rank have a place");
     float u[EIGEN_MAX][TILE];
     for (uint32_t i = 0; i < wanted; i += TILE) {
         for (uint32_t t = 0; t < rows; t++)
-            for (uint32_t p = 0; p < TILE; p++)
-                u[t][p] = (float)vectors[t * EIGEN_WANTED + i + p];
+            LK_UNROLL
+        for (uint32_t p = 0; p < TILE; p++)
+            u[t][p] = (float)vectors[t * EIGEN_WANTED + i + p];
         for (uint32_t c = 0; c < columns; c += LANES) {
             lanes sum[TILE] = {{0}};
             for (uint32_t t = 0; t < rows; t++) {
                 lanes row = lanes_load(x + t * columns + c);
+                LK_UNROLL
                 for (uint32_t p = 0; p < TILE; p++)
                     sum[p] = lanes_fma(row, lanes_set(u[t][p]), sum[p]);
             }
-            for (uint32_t p = 0; p < TILE && i + p < wanted; p++)
+            LK_UNROLL
+            for (uint32_t p = 0; p < TILE; p++)
                 lanes_store(ret[i + p] + c, sum[p]);
         }
     }
@@ -205,7 +216,7 @@ static float largest_rotated(const float *x, const struct summary *s) {
     float row[LK_HEAD_DIM_MAX], largest = 0;
     for (uint32_t t = 0; t < s->tokens; t++) {
         for (uint32_t c = 0; c < s->head_dim; c++)
-            row[c] = x[t * s->head_dim + c] + s->centroid[c];
+            row[c] = (float)(x[t * s->head_dim + c] + s->centroid[c]);
         hadamard_rotate(row, s->head_dim);
         largest = fmaxf(largest, largest_of(row, s->head_dim));
     }
@@ -251,7 +262,7 @@ LK_INLINE void summarise(float *x, float largest, double *a, double *z, struct s
         directions_of_covariance(x, vectors, s);
     }
     bury(x, largest * prescale, s);
-    hadamard_rotate(s->centroid, s->head_dim);
+    hadamard_rotate_wide(s->centroid, s->head_dim);
     for (uint32_t i = 0; i < s->rank; i++)
         if (s->strength[i] > 0)
             hadamard_rotate(s->direction[i], s->head_dim);
@@ -295,10 +306,13 @@ LK_INLINE void put_scale(uint8_t *scales, uint32_t i, uint16_t scale) {
 }
 
 LK_INLINE void encode_centroid(const struct summary *s, uint8_t *to, uint8_t *scales) {
-    uint16_t scale = bf16_up(largest_of(s->centroid, s->head_dim) / s->prescale / CODE_MAX);
+    float x[LK_HEAD_DIM_MAX];
+    for (uint32_t c = 0; c < s->head_dim; c++)
+        x[c] = (float)s->centroid[c];
+    uint16_t scale = bf16_up(largest_of(x, s->head_dim) / s->prescale / CODE_MAX);
     double unit = bf16_value(scale) * s->prescale;
 
-    encode(s->centroid, s->head_dim, unit > 0 ? 1 / unit : 0, CODE_MAX, LK_CENTROID_BIAS, to);
+    encode(x, s->head_dim, unit > 0 ? 1 / unit : 0, CODE_MAX, LK_CENTROID_BIAS, to);
     put_scale(scales, 0, scale);
 }
 

@@ -58,4 +58,30 @@ LK_INLINE void hadamard_rotate(float *x, uint32_t head_dim) {
         }
 }
 
+/* The same in double precision, for a mean whose channels differ by orders of magnitude. */
+LK_INLINE void hadamard_rotate_wide(double *x, uint32_t head_dim) {
+    uint32_t block = hadamard_block(head_dim);
+    double scale = 1 / sqrt((double)block);
+
+    for (uint32_t i = 0; i < head_dim; i += WIDE) {
+        wide v = wide_load(x + i) * scale;
+        LK_UNROLL
+        for (int distance = 1; distance < WIDE; distance *= 2) {
+            wide sign;
+            for (int l = 0; l < WIDE; l++)
+                sign[l] = l & distance ? -1 : 1;
+            v = wide_swap(v, distance) + v * sign;
+        }
+        wide_store(x + i, v);
+    }
+    for (uint32_t half = WIDE; half < block; half *= 2)
+        for (uint32_t i = 0; i < head_dim; i += WIDE) {
+            if (i & half)
+                continue;
+            wide a = wide_load(x + i), b = wide_load(x + i + half);
+            wide_store(x + i, a + b);
+            wide_store(x + i + half, a - b);
+        }
+}
+
 #endif

@@ -28,6 +28,9 @@
 
 #define LK_INLINE static inline __attribute__((always_inline, unused))
 
+/* Before a loop whose accumulators must stay in registers. */
+#define LK_UNROLL _Pragma("GCC unroll 16")
+
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t ilanes __attribute__((vector_size(4 * LANES)));
 typedef double wide __attribute__((vector_size(4 * LANES))); /* half as many doubles */
@@ -134,12 +137,18 @@ LK_INLINE lanes lanes_swap(lanes x, int distance) {
     return distance == 2 ? lanes_swap2(x) : lanes_swap1(x);
 }
 
+LK_INLINE wide wide_swap(wide x, int distance) {
+    return (wide)lanes_swap((lanes)x, 2 * distance);
+}
+
 LK_INLINE float lanes_sum(lanes x) {
+    LK_UNROLL
     for (int distance = LANES / 2; distance; distance /= 2)
         x += lanes_swap(x, distance);
     return x[0];
 }
 LK_INLINE float lanes_largest(lanes x) {
+    LK_UNROLL
     for (int distance = LANES / 2; distance; distance /= 2)
         x = lanes_max(x, lanes_swap(x, distance));
     return x[0];

@@ -32,51 +32,47 @@ static float load(uint32_t dtype, const uint8_t *from, uint32_t head_dim, float 
     return ldexpf(1, exponent > 126 ? 126 : exponent < -126 ? -126 : exponent);
 }
 
-/* Digits of the codes in the three orders. */
-static void spread(struct lk_query *q, uint32_t g, uint32_t head_dim, const int16_t *code) {
-    int16_t *words = (int16_t *)lk_query_words(q, g);
-    int8_t *plain[2] = {(int8_t *)lk_query_plain(q, g, 0), (int8_t *)lk_query_plain(q, g, 1)};
-    int8_t *pairs[2] = {(int8_t *)lk_query_pairs(q, g, 0), (int8_t *)lk_query_pairs(q, g, 1)};
+/* The digits of channel i in the three orders. */
+static void place(uint8_t *head, uint32_t padded, uint32_t i, int32_t fine) {
+    int32_t low = (int8_t)(uint8_t)fine, code = (fine - low) / 256;
+    int32_t middle = (int8_t)(uint8_t)code, high = (code - middle) / 256;
+    int16_t *words = (int16_t *)head;
+    int8_t *plain = (int8_t *)head + 4 * (size_t)padded;
+    int8_t *pairs = (int8_t *)head + 7 * (size_t)padded;
+    uint32_t at = i / 64 * 128 + i % 8 / 4 * 64 + i % 64 / 8 * 8 + i % 4;
 
-    for (uint32_t i = 0; i < head_dim; i++) {
-        int8_t low = (int8_t)(uint8_t)(code[i] & 0xff);
-        int8_t digit[2] = {(int8_t)((code[i] - low) / 256), low};
-        uint32_t chunk = i / 64, eight = i % 64 / 8, high = i % 8 / 4, byte = i % 4;
-        uint32_t at = chunk * 128 + high * 64 + eight * 8 + byte;
-
-        words[i] = code[i];
-        for (int n = 0; n < 2; n++) {
-            plain[n][i] = digit[n];
-            pairs[n][at] = pairs[n][at + 4] = digit[n];
-        }
-    }
+    words[i] = (int16_t)code;
+    words[padded + i] = (int16_t)low;
+    plain[i] = (int8_t)high;
+    plain[padded + i] = (int8_t)middle;
+    plain[2 * padded + i] = (int8_t)low;
+    pairs[at] = pairs[at + 4] = (int8_t)high;
+    pairs[2 * padded + at] = pairs[2 * padded + at + 4] = (int8_t)middle;
 }
 
 static void prepare_head(struct lk_query *q, uint32_t g, uint32_t dtype, const uint8_t *from,
                          uint32_t head_dim, float sm_scale) {
     float x[LK_HEAD_DIM_MAX];
-    int16_t code[LK_HEAD_DIM_MAX] = {0};
-    float near_one = load(dtype, from, head_dim, x), largest = 0;
-    int32_t sum = 0;
+    float prescale = load(dtype, from, head_dim, x), largest = 0;
+    uint8_t *head = q->heads + (size_t)g * lk_query_head_bytes(q->padded);
 
-    q->factor[g] = near_one == 0 ? NAN : 0;
-    q->sum[g] = 0;
-    if (near_one == 0)
+    q->factor[g] = prescale == 0 ? NAN : 0;
+    if (prescale == 0)
         return;
     for (uint32_t i = 0; i < head_dim; i++)
-        x[i] *= near_one;
+        x[i] *= prescale;
     hadamard_rotate(x, head_dim);
     for (uint32_t i = 0; i < head_dim; i++)
         largest = fmaxf(largest, fabsf(x[i]));
     if (largest == 0)
         return;
     for (uint32_t i = 0; i < head_dim; i++) {
-        code[i] = (int16_t)lrintf(x[i] / largest * LK_QUERY_MAX);
-        sum += code[i];
+        int32_t fine = (int32_t)lrintf(x[i] / largest * (256 * LK_QUERY_MAX));
+        place(head, q->padded, i, fine);
+        q->code_sum[g] += lk_query_words(q, g, LK_DIGIT_MIDDLE)[i];
+        q->low_sum[g] += lk_query_words(q, g, LK_DIGIT_LOW)[i];
     }
-    q->factor[g] = (float)((double)sm_scale * largest / LK_QUERY_MAX / near_one);
-    q->sum[g] = sum;
-    spread(q, g, head_dim, code);
+    q->factor[g] = (float)((double)sm_scale * largest / LK_QUERY_MAX / prescale);
 }
 
 void lk_cpu_prepare(const struct lk_row *row, uint32_t head, struct lk_query *ret) {

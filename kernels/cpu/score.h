@@ -8,7 +8,7 @@
  *
  * For a query of codes q (query.h) and a page:
  *
- *     mu    = centroid scale * factor * (q . centroid)
+ *     mu    = centroid scale * factor * (q . centroid)       q with its low digits
  *     p_i   = scale_i * factor * (q . basis_i)              integer products, exact on all paths
  *     x_t   = sum over i of p_i * coeff_ti
  *     score = mu + ln sum over t of exp(x_t)

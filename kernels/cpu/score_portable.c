@@ -41,7 +41,10 @@ static void unpack_record(const struct lk_record *r, const uint8_t *from, struct
     }
 }
 
-static float product(const int16_t *a, const int16_t *b, uint32_t head_dim) {
+/* of a query's code or low digits with a page's codes */
+static float product(const struct lk_query *q, uint32_t g, enum lk_query_digit digit,
+                     const int16_t *b, uint32_t head_dim) {
+    const int16_t *a = lk_query_words(q, g, digit);
     int32_t sum = 0;
     for (uint32_t c = 0; c < head_dim; c++)
         sum += a[c] * b[c];
@@ -53,13 +56,16 @@ static float clip(float x) { /* a NaN stays one */
 }
 
 static float score_page(const struct page *page, const struct lk_record *shape,
-                        const int16_t *words, float factor) {
+                        const struct lk_query *q, uint32_t g) {
     float x[TOKENS_MAX] = {0}, most = -INFINITY, sum = 0;
-    float mu =
-        clip(product(words, page->centroid, shape->head_dim) * (page->centroid_scale * factor));
+    uint32_t d = shape->head_dim;
+    float mu = product(q, g, LK_DIGIT_MIDDLE, page->centroid, d) +
+               product(q, g, LK_DIGIT_LOW, page->centroid, d) / 256;
 
+    mu = clip(mu * (page->centroid_scale * q->factor[g]));
     for (uint32_t i = 0; i < page->directions; i++) {
-        float p = clip(product(words, page->basis[i], shape->head_dim) * (page->scale[i] * factor));
+        float p = clip(product(q, g, LK_DIGIT_MIDDLE, page->basis[i], d) *
+                       (page->scale[i] * q->factor[g]));
         for (uint32_t t = 0; t < shape->tokens; t++)
             x[t] += p * page->coeff[i][t];
     }
@@ -79,7 +85,6 @@ void lk_score_portable(const struct lk_score_shape *shape, const struct lk_query
         if (shape->fine.directions)
             unpack_record(&shape->fine, batch->fine[j], &page);
         for (uint32_t g = 0; g < shape->group; g++)
-            ret[g * LK_SCORE_BATCH + j] =
-                score_page(&page, &shape->first, lk_query_words(query, g), query->factor[g]);
+            ret[g * LK_SCORE_BATCH + j] = score_page(&page, &shape->first, query, g);
     }
 }
