@@ -13,6 +13,7 @@
 
 #include "attend.h"
 #include "dispatch.h"
+#include "element.h"
 
 #define LOG2E 1.44269504088896341f
 #define LN2   0.69314718055994531f
@@ -38,8 +39,8 @@ static inline uint32_t place(uint32_t pair, uint32_t head_dim, uint32_t i) {
 const struct lk_vector *lk_vector_get(void) {
     static const struct lk_vector *const by_path[LK_CPU_PATHS] = {
         [LK_CPU_PORTABLE] = &lk_vector_portable,
-        [LK_CPU_AVX2] = &lk_vector_portable,
-        [LK_CPU_AVX512] = &lk_vector_portable,
+        [LK_CPU_AVX2] = &lk_vector_avx2,
+        [LK_CPU_AVX512] = &lk_vector_avx512,
     };
     return by_path[lk_cpu_path()];
 }
@@ -53,24 +54,6 @@ static uint64_t sight(const struct lk_row *row, uint32_t token) {
     uint64_t upto = row->length + token + 1;
 
     return upto > row->tokens ? upto - row->tokens : 0;
-}
-
-/* Element i of a client's vector, as float; each is read once. */
-static inline float element(const uint8_t *from, uint32_t dtype, uint32_t i) {
-    uint16_t half;
-    uint32_t bits;
-    float f;
-
-    if (dtype == LK_FP32) {
-        memcpy(&f, from + 4 * (size_t)i, 4);
-        return f;
-    }
-    memcpy(&half, from + 2 * (size_t)i, 2);
-    if (dtype == LK_FP16)
-        return lk_half_to_float(half);
-    bits = (uint32_t)half << 16;
-    memcpy(&f, &bits, 4);
-    return f;
 }
 
 static void tile_open(struct tile *tile, const struct lk_row *row, uint32_t head, uint32_t token,
@@ -94,9 +77,11 @@ static void tile_open(struct tile *tile, const struct lk_row *row, uint32_t head
                     i % g->group;
         const uint8_t *from =
             (const uint8_t *)row->q + at * g->head_dim * row->pool->layout.element_bytes;
-        for (uint32_t x = 0; x < g->head_dim; x++)
-            tile->q[i * g->head_dim + place(pair, g->head_dim, x)] =
-                element(from, g->dtype, x) * scale;
+        for (uint32_t x = 0; x < g->head_dim; x += LANES) {
+            lanes some = element_load(g->dtype, from, x) * scale; /* read once */
+            for (uint32_t l = 0; l < LANES; l++)
+                tile->q[i * g->head_dim + place(pair, g->head_dim, x + l)] = some[l];
+        }
     }
 }
 

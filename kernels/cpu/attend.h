@@ -62,9 +62,9 @@ struct lk_vector {
     double (*sum)(const float *x, uint64_t count);
     /* to[i] += scale * from[i] */
     void (*add_scaled)(float *to, const float *from, uint64_t count, float scale);
+    /* Below floor, or no number: 0; above 1: 1. */
+    void (*clip)(float *x, uint64_t count, float floor);
 };
-
-float lk_half_to_float(uint16_t half);
 
 /* The path's loops. */
 const struct lk_vector *lk_vector_get(void);

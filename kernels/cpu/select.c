@@ -33,10 +33,7 @@ void lk_share(const float *scores, uint64_t stride, uint32_t group, uint64_t cou
         if (ret_peak)
             ret_peak[g] = peak;
     }
-    for (uint64_t j = 0; j < count; j++) { /* 1: rounding may have gone above */
-        float s = share[j];
-        share[j] = s >= floor ? s < 1 ? s : 1 : 0;
-    }
+    vector->clip(share, count, floor); /* at 1 too: rounding may have gone above */
 }
 
 /* Of hist (bins counted from the top) the bin in which the need-th lies; need becomes its place there. */

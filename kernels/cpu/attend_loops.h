@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * attend_loops.h - the vector loops of attend.h, written once and compiled once a path.
+ *
+ * The including file defines LK_VECTOR, the name of the path's table, and nothing else.
+ *
+ * Idea: a register tile. `dot` holds LANES sums, of four queries and LANES / 4 tokens: every vector of keys
+ * is converted once and meets four queries, every vector of a query meets LANES / 4 tokens; at the end a
+ * tree of additions turns LANES vectors into one vector of LANES products. `gather` holds four
+ * queries and a piece of the head dimension in registers over all tokens of the block, so that an accumulator
+ * is loaded and stored once a block. With AVX-512 both tiles are 16 of 32 registers.
+ *
+ * Measured (d 128, bf16, four queries, one Zen 4 core): a token takes 64 products of 512 bits and some 30
+ * other instructions; the rest of the time is memory's. The next block's lines are asked for one by one
+ * beside the loads of this one: asking for a whole block at once fills the miss buffers and waits.
+ *
+ * Order of sums: over pairs of vectors within a token, over tokens in order; lanes are added last.
+ */
+#ifndef LK_VECTOR
+#error "define LK_VECTOR and include this once"
+#endif
+
+#include <math.h>
+#include <string.h>
+
+#include "attend.h"
+#include "element.h"
+
+#define PAIR      (2 * LANES)
+#define STEP      (LANES / 4) /* tokens of a tile of dot */
+#define LINE      64
+#define SUM_BLOCK 1024 /* floats summed in float before they are added in double */
+#if LANES == 16
+#define PIECE 4 /* vectors of a tile of gather */
+#else
+#define PIECE 2
+#endif
+
+LK_INLINE size_t bytes_of(uint32_t dtype) {
+    return dtype == LK_FP32 ? 4 : 2;
+}
+
+/* Elements i..i + 2 * LANES - 1 in paired order (attend.h). */
+LK_INLINE void load_pair(uint32_t dtype, const uint8_t *from, uint32_t i, lanes *ret) {
+    if (dtype == LK_BF16) {
+        ilanes both;
+        memcpy(&both, from + 2 * (size_t)i, sizeof both);
+        ret[0] = (lanes)(both << 16);
+        ret[1] = (lanes)(both & (int32_t)0xffff0000);
+    } else {
+        ret[0] = element_load(dtype, from, i);
+        ret[1] = element_load(dtype, from, i + LANES);
+    }
+}
+
+/* Ask for the bytes of a pair, where the path's machines gain from it. */
+LK_INLINE void ask(uint32_t dtype, const uint8_t *from, uint32_t i) {
+#if LANES > 4
+    for (size_t at = 0; at < PAIR * bytes_of(dtype); at += LINE)
+        __builtin_prefetch(from + i * bytes_of(dtype) + at, 0, 2);
+#else
+    (void)dtype, (void)from, (void)i;
+#endif
+}
+
+/* Lane i of a where bit `distance` of i is clear, of b where it is set. */
+LK_INLINE lanes mix(lanes a, lanes b, int distance) {
+#if LANES == 16
+    const __mmask16 set = distance == 1   ? 0xaaaa
+                          : distance == 2 ? 0xcccc
+                          : distance == 4 ? 0xf0f0
+                                          : 0xff00;
+    return (lanes)_mm512_mask_blend_ps(set, (__m512)a, (__m512)b);
+#else
+    ilanes set;
+    for (int i = 0; i < LANES; i++)
+        set[i] = i & distance ? -1 : 0;
+    return (lanes)(((ilanes)a & ~set) | ((ilanes)b & set));
+#endif
+}
+
+/* sums[0..LANES) -> lane i: the sum of all lanes of sums[i]. */
+LK_INLINE lanes add_across(lanes *sums) {
+#pragma GCC unroll 4
+    for (int distance = 1; distance < LANES; distance *= 2)
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i += 2 * distance) {
+            lanes a = sums[i], b = sums[i + distance];
+            sums[i] = mix(a, b, distance) + lanes_swap(mix(b, a, distance), distance);
+        }
+    return sums[0];
+}
+
+/* STEP tokens whose keys begin at key[..]; logits of query i at to[i * LK_BLOCK_STRIDE]. */
+LK_INLINE void dot_step(uint32_t dtype, const uint8_t *const *key, const uint8_t *const *next,
+                        const float *q, uint32_t queries, uint32_t head_dim, float *to) {
+    lanes sum[LANES] = {0};
+    uint32_t x = 0;
+
+    for (; x + PAIR <= head_dim; x += PAIR) {
+        lanes k[STEP][2];
+#pragma GCC unroll 4
+        for (uint32_t t = 0; t < STEP; t++) {
+            load_pair(dtype, key[t], x, k[t]);
+            ask(dtype, next[t], x);
+        }
+#pragma GCC unroll 4
+        for (uint32_t i = 0; i < queries; i++) {
+            lanes even = lanes_load(q + i * head_dim + x);
+            lanes odd = lanes_load(q + i * head_dim + x + LANES);
+#pragma GCC unroll 4
+            for (uint32_t t = 0; t < STEP; t++) {
+                sum[i * STEP + t] = lanes_fma(even, k[t][0], sum[i * STEP + t]);
+                sum[i * STEP + t] = lanes_fma(odd, k[t][1], sum[i * STEP + t]);
+            }
+        }
+    }
+    if (x < head_dim) /* half a pair, in natural order */
+#pragma GCC unroll 4
+        for (uint32_t i = 0; i < queries; i++) {
+            lanes part = lanes_load(q + i * head_dim + x);
+#pragma GCC unroll 4
+            for (uint32_t t = 0; t < STEP; t++)
+                sum[i * STEP + t] =
+                    lanes_fma(part, element_load(dtype, key[t], x), sum[i * STEP + t]);
+        }
+    lanes all = add_across(sum);
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < queries; i++)
+        memcpy(to + i * LK_BLOCK_STRIDE, (float *)&all + i * STEP, STEP * sizeof(float));
+}
+
+LK_INLINE void dot_page(uint32_t dtype, const struct lk_block *block, uint32_t p, const float *q,
+                        uint32_t queries, uint32_t head_dim, float *to) {
+    size_t token = head_dim * bytes_of(dtype);
+    const uint8_t *next = block->next_key[p] ? block->next_key[p] : block->key[p];
+
+    for (uint32_t t = 0; t < block->count[p]; t += STEP) {
+        const uint8_t *key[STEP], *asked[STEP];
+        for (uint32_t i = 0; i < STEP; i++) { /* a last step repeats the last token: its sums are
+                                                 overwritten or ignored */
+            size_t at = t + i < block->count[p] ? t + i : block->count[p] - 1;
+            key[i] = block->key[p] + at * token;
+            asked[i] = next + at * token;
+        }
+        dot_step(dtype, key, asked, q, queries, head_dim, to + t);
+    }
+}
+
+LK_INLINE void dot(uint32_t dtype, const struct lk_block *block, const float *q, uint32_t queries,
+                   uint32_t head_dim, float *logits) {
+    uint32_t at = 0;
+
+    for (uint32_t p = 0; p < block->pages; p++) {
+        if (queries == 4)
+            dot_page(dtype, block, p, q, 4, head_dim, logits + at);
+        else if (queries == 3)
+            dot_page(dtype, block, p, q, 3, head_dim, logits + at);
+        else if (queries == 2)
+            dot_page(dtype, block, p, q, 2, head_dim, logits + at);
+        else
+            dot_page(dtype, block, p, q, 1, head_dim, logits + at);
+        at += block->count[p];
+    }
+}
+
+/* Channels x..x + vectors * LANES - 1 of the accumulators. */
+LK_INLINE void gather_piece(uint32_t dtype, const struct lk_block *block, const float *weights,
+                            uint32_t queries, uint32_t head_dim, const float *decay, float *acc,
+                            uint32_t x, uint32_t vectors) {
+    size_t token = head_dim * bytes_of(dtype);
+    lanes sum[4][PIECE];
+    uint32_t at = 0;
+
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < queries; i++)
+#pragma GCC unroll 4
+        for (uint32_t v = 0; v < vectors; v++)
+            sum[i][v] = lanes_load(acc + i * head_dim + x + v * LANES) * lanes_set(decay[i]);
+    for (uint32_t p = 0; p < block->pages; p++) {
+        const uint8_t *value = block->value[p];
+        const uint8_t *next = block->next_value[p] ? block->next_value[p] : value;
+        for (uint32_t t = 0; t < block->count[p]; t++, at++, value += token, next += token) {
+            lanes v[PIECE];
+            if (vectors == 1)
+                v[0] = element_load(dtype, value, x);
+#pragma GCC unroll 2
+            for (uint32_t y = 0; y + 1 < vectors; y += 2) {
+                load_pair(dtype, value, x + y * LANES, v + y);
+                ask(dtype, next, x + y * LANES);
+            }
+#pragma GCC unroll 4
+            for (uint32_t i = 0; i < queries; i++) {
+                lanes weight = lanes_set(weights[i * LK_BLOCK_STRIDE + at]);
+#pragma GCC unroll 4
+                for (uint32_t y = 0; y < vectors; y++)
+                    sum[i][y] = lanes_fma(weight, v[y], sum[i][y]);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < queries; i++)
+#pragma GCC unroll 4
+        for (uint32_t v = 0; v < vectors; v++)
+            lanes_store(acc + i * head_dim + x + v * LANES, sum[i][v]);
+}
+
+LK_INLINE void gather_pieces(uint32_t dtype, const struct lk_block *block, const float *weights,
+                             uint32_t queries, uint32_t head_dim, const float *decay, float *acc) {
+    uint32_t x = 0;
+
+    for (; x + PIECE * LANES <= head_dim; x += PIECE * LANES)
+        gather_piece(dtype, block, weights, queries, head_dim, decay, acc, x, PIECE);
+    for (; x + PAIR <= head_dim; x += PAIR)
+        gather_piece(dtype, block, weights, queries, head_dim, decay, acc, x, 2);
+    if (x < head_dim)
+        gather_piece(dtype, block, weights, queries, head_dim, decay, acc, x, 1);
+}
+
+LK_INLINE void gather(uint32_t dtype, const struct lk_block *block, const float *weights,
+                      uint32_t queries, uint32_t head_dim, const float *decay, float *acc) {
+    if (queries == 4)
+        gather_pieces(dtype, block, weights, 4, head_dim, decay, acc);
+    else if (queries == 3)
+        gather_pieces(dtype, block, weights, 3, head_dim, decay, acc);
+    else if (queries == 2)
+        gather_pieces(dtype, block, weights, 2, head_dim, decay, acc);
+    else
+        gather_pieces(dtype, block, weights, 1, head_dim, decay, acc);
+}
+
+#define OF_DTYPE(name, dtype)                                                                      \
+    static void dot_##name(const struct lk_block *block, const float *q, uint32_t queries,         \
+                           uint32_t head_dim, float *logits) {                                     \
+        dot(dtype, block, q, queries, head_dim, logits);                                           \
+    }                                                                                              \
+    static void gather_##name(const struct lk_block *block, const float *weights,                  \
+                              uint32_t queries, uint32_t head_dim, const float *decay,             \
+                              float *acc) {                                                        \
+        gather(dtype, block, weights, queries, head_dim, decay, acc);                              \
+    }
+OF_DTYPE(bf16, LK_BF16)
+OF_DTYPE(fp16, LK_FP16)
+OF_DTYPE(fp32, LK_FP32)
+
+/* ---- exponentials ---- */
+
+/* 2^x for x <= 0: relative error 1e-7, 0 below -126, NaN of NaN. The polynomial is 2^f's on [-.5, .5]. */
+LK_INLINE lanes exp2_lanes(lanes x) {
+    ilanes gone = x < lanes_set(-126.f);
+    lanes bound = lanes_max(lanes_set(-126.f), x); /* a NaN stays */
+    lanes shifted = bound + 0x1.8p23f;             /* its low bits: the nearest integer */
+    lanes f = bound - (shifted - 0x1.8p23f);
+    lanes y = lanes_set(0x1.5bba14p-10f);
+    y = lanes_fma(y, f, lanes_set(0x1.3cea88p-7f));
+    y = lanes_fma(y, f, lanes_set(0x1.c6b752p-5f));
+    y = lanes_fma(y, f, lanes_set(0x1.ebf9bcp-3f));
+    y = lanes_fma(y, f, lanes_set(0x1.62e42ap-1f));
+    y = lanes_fma(y, f, lanes_set(1.f));
+    y *= (lanes)(((ilanes)shifted << 23) + 0x3f800000);
+    return (lanes)((ilanes)y & ~gone);
+}
+
+/* Of `count` floats the vector at i, filled up with -inf. */
+LK_INLINE lanes load_some(const float *from, uint64_t i, uint64_t count) {
+    float some[LANES];
+
+    if (i + LANES <= count)
+        return lanes_load(from + i);
+    for (uint32_t l = 0; l < LANES; l++)
+        some[l] = i + l < count ? from[i + l] : -INFINITY;
+    return lanes_load(some);
+}
+LK_INLINE void store_some(float *to, uint64_t i, uint64_t count, lanes x) {
+    if (i + LANES <= count)
+        lanes_store(to + i, x);
+    else
+        memcpy(to + i, &x, (count - i) * sizeof(float));
+}
+
+static void soften(const struct lk_block *block, uint32_t queries, float *logits, float *peak,
+                   float *mass, float *decay) {
+    for (uint32_t i = 0; i < queries; i++) {
+        float *x = logits + i * LK_BLOCK_STRIDE;
+        lanes high = lanes_set(peak[i]), total = {0};
+
+        for (uint32_t t = 0; t < block->tokens; t += LANES) {
+            lanes z = load_some(x, t, block->tokens);
+            if (block->bias)
+                z += load_some(block->bias, t, block->tokens);
+            lanes_store(x + t, z); /* LK_BLOCK_STRIDE leaves room */
+            high = lanes_max(z, high);
+        }
+        float top = lanes_largest(high), base = top == -INFINITY ? 0 : top;
+        for (uint32_t t = 0; t < block->tokens; t += LANES) {
+            lanes w = exp2_lanes(lanes_load(x + t) - base);
+            lanes_store(x + t, w);
+            total += w;
+        }
+        decay[i] = exp2_lanes(lanes_set(peak[i] - base))[0];
+        mass[i] = mass[i] * decay[i] + lanes_sum(total);
+        peak[i] = top;
+    }
+}
+
+static float largest(const float *x, uint64_t count) {
+    lanes high[4];
+    uint64_t i = 0;
+
+    for (uint32_t a = 0; a < 4; a++)
+        high[a] = lanes_set(-INFINITY);
+    for (; i + 4 * LANES <= count; i += 4 * LANES)
+#pragma GCC unroll 4
+        for (uint32_t a = 0; a < 4; a++)
+            high[a] = lanes_max(lanes_load(x + i + a * LANES), high[a]);
+    for (; i < count; i += LANES)
+        high[0] = lanes_max(load_some(x, i, count), high[0]);
+    return lanes_largest(lanes_max(lanes_max(high[0], high[1]), lanes_max(high[2], high[3])));
+}
+
+static double exp_sum(float *to, const float *from, uint64_t count, float peak) {
+    double total = 0;
+
+    for (uint64_t first = 0; first < count; first += SUM_BLOCK) {
+        uint64_t end = first + SUM_BLOCK < count ? first + SUM_BLOCK : count;
+        lanes part = {0};
+        for (uint64_t i = first; i < end; i += LANES) {
+            lanes e = exp2_lanes((load_some(from, i, count) - peak) * 1.44269504088896341f);
+            store_some(to, i, count, e);
+            part += e;
+        }
+        total += (double)lanes_sum(part);
+    }
+    return total;
+}
+
+static double sum(const float *x, uint64_t count) {
+    double total = 0;
+
+    for (uint64_t first = 0; first < count; first += SUM_BLOCK) {
+        uint64_t end = first + SUM_BLOCK < count ? first + SUM_BLOCK : count, i = first;
+        lanes part[2] = {{0}};
+        for (; i + PAIR <= end; i += PAIR) {
+            part[0] += lanes_load(x + i);
+            part[1] += lanes_load(x + i + LANES);
+        }
+        for (; i < end; i++)
+            total += (double)x[i];
+        total += (double)lanes_sum(part[0] + part[1]);
+    }
+    return total;
+}
+
+static void add_scaled(float *to, const float *from, uint64_t count, float scale) {
+    uint64_t i = 0;
+
+    for (; i + LANES <= count; i += LANES)
+        lanes_store(to + i, lanes_fma(lanes_load(from + i), lanes_set(scale), lanes_load(to + i)));
+    for (; i < count; i++)
+        to[i] += scale * from[i];
+}
+
+static void clip(float *x, uint64_t count, float floor) {
+    for (uint64_t i = 0; i < count; i += LANES) {
+        lanes s = load_some(x, i, count);
+        ilanes counts = s >= lanes_set(floor), above = s > lanes_set(1.f);
+        ilanes bits = ((ilanes)s & ~above) | ((ilanes)lanes_set(1.f) & above);
+        store_some(x, i, count, (lanes)(bits & counts));
+    }
+}
+
+const struct lk_vector LK_VECTOR = {
+    .pair = LANES,
+    .dot = {[LK_BF16] = dot_bf16, [LK_FP16] = dot_fp16, [LK_FP32] = dot_fp32},
+    .soften = soften,
+    .gather = {[LK_BF16] = gather_bf16, [LK_FP16] = gather_fp16, [LK_FP32] = gather_fp32},
+    .largest = largest,
+    .exp_sum = exp_sum,
+    .sum = sum,
+    .add_scaled = add_scaled,
+    .clip = clip,
+};
