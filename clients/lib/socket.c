@@ -81,7 +81,8 @@ int lk_client_answer(int socket, uint16_t type, struct lk_message *ret, size_t b
         return r;
     if (packet.head.type == type && packet.head.bytes == bytes) {
         memcpy(ret, packet.bytes, bytes);
-        memcpy(ret_fds, received, fds * sizeof(int));
+        for (size_t i = 0; i < fds; i++)
+            ret_fds[i] = received[i];
         return 0;
     }
     for (size_t i = 0; i < fds; i++)

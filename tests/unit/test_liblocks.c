@@ -1,0 +1,684 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * test_liblocks.c - the client library against a daemon made of one thread: it speaks the real protocol, checks
+ * what it is sent with the daemon's own functions, and does as each test tells it (answer late, out of order,
+ * with a refusal, not at all, or die).
+ */
+#include <check.h>
+#include <errno.h>
+#include <math.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../../clients/locks.h"
+#include "../../shm_protocol/ring.h"
+#include "../../shm_protocol/segment.h"
+#include "../../shm_protocol/validate.h"
+#include "../../shm_protocol/wire.h"
+
+#define ENTRIES 8
+#define HANDLE  UINT64_C(0x700000003)
+
+enum manner {
+    ANSWER,    /* each at once, in order */
+    REFUSE,    /* each with a reason */
+    BACKWARDS, /* wait for four, answer the last first */
+    SILENT,    /* take and never answer */
+    DEAF,      /* do not even take */
+    DIE,       /* hang up at the first submission */
+};
+
+struct fake {
+    char folder[64], path[96];
+    int listener, socket;
+    pthread_t thread;
+    _Atomic enum manner manner;
+    const char *refuse; /* instead of a welcome */
+    uint16_t major;
+    atomic_bool stop;
+    bool served; /* the ring is up */
+    struct lk_channel_memory memory;
+    struct lk_ring_daemon ring;
+    struct lk_sqe held[64]; /* BACKWARDS */
+    uint32_t held_count;
+    pthread_mutex_t lock; /* of the two below: what was taken last */
+    uint8_t last_desc[LK_DESCRIPTOR_BYTES_MAX];
+    struct lk_sqe last;
+};
+
+static struct fake fake;
+static struct locks *l;
+static struct locks_pool pool;
+static const struct lk_pool_shape shape = {
+    .layers = 2, .kv_heads = 2, .group = 2, .head_dim = 64, .page_tokens = 16, .element_bytes = 2};
+
+static void answer_hello(struct fake *f, const struct lk_hello *hello) {
+    char why[LK_REASON_BYTES];
+    if (f->refuse) {
+        struct lk_refused no = {.error = -EACCES};
+        snprintf(no.reason, sizeof(no.reason), "%s", f->refuse);
+        lk_wire_head(&no.head, LK_MSG_REFUSED, sizeof(no));
+        lk_wire_send(f->socket, &no.head, NULL, 0);
+        close(f->socket);
+        f->socket = -1;
+        return;
+    }
+    int r = lk_channel_memory_create(hello->sq_entries, hello->arena_bytes, 9, UINT32_MAX - 2,
+                                     &f->memory, why, sizeof(why));
+    ck_assert_msg(r == 0, "%s", why);
+    const struct lk_segment_sizes *s = &f->memory.sizes;
+    struct lk_welcome w = {.major = f->major,
+                           .pools = 1,
+                           .sq_entries = s->sq_entries,
+                           .cq_entries = s->cq_entries,
+                           .descriptor_bytes = s->descriptor_bytes,
+                           .submission_bytes = s->submission_bytes,
+                           .completion_bytes = s->completion_bytes,
+                           .arena_bytes = s->arena_bytes,
+                           .boot_epoch = 9};
+    lk_wire_head(&w.head, LK_MSG_WELCOME, sizeof(w));
+    lk_wire_send(f->socket, &w.head, f->memory.client_fds, LK_WELCOME_FDS);
+    lk_channel_memory_sent(&f->memory);
+    lk_ring_daemon_init(&f->ring, f->memory.submission, f->memory.completion, s->sq_entries,
+                        s->cq_entries, s->submission_bytes);
+    f->served = true;
+}
+
+static void answer_pool(struct fake *f, const struct lk_msg_pool_get *get) {
+    struct lk_refused no = {.error = -ESRCH, .reason = "there is no pool of this name"};
+    struct lk_msg_pool m = {.layers = shape.layers,
+                            .kv_heads = shape.kv_heads,
+                            .group = shape.group,
+                            .head_dim = shape.head_dim,
+                            .page_tokens = shape.page_tokens,
+                            .rank = 8,
+                            .dtype = LK_DTYPE_BF16,
+                            .budget = 512,
+                            .pages = 100,
+                            .name = "only"};
+    lk_wire_head(&no.head, LK_MSG_REFUSED, sizeof(no));
+    lk_wire_head(&m.head, LK_MSG_POOL, sizeof(m));
+    bool found = get->index == 0 || (get->index == LK_POOL_BY_NAME && !strcmp(get->name, "only"));
+    lk_wire_send(f->socket, found ? &m.head : &no.head, NULL, 0);
+}
+
+static int text_file(const char *text) {
+    int fd = memfd_create("text", MFD_CLOEXEC);
+    ck_assert_int_eq(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    return fd;
+}
+
+static void answer_map(struct fake *f) {
+    struct lk_msg_pool_mapped m = {.bytes = 4096, .page_bytes = 256, .layer_bytes = 2048};
+    int fd = text_file("pages");
+    ck_assert_int_eq(ftruncate(fd, 4096), 0);
+    lk_wire_head(&m.head, LK_MSG_POOL_MAPPED, sizeof(m));
+    lk_wire_send(f->socket, &m.head, &fd, 1);
+    close(fd);
+}
+
+static void answer_admin(struct fake *f, const struct lk_msg_admin *ask) {
+    struct lk_msg_admin_reply m = {.bytes = 2};
+    int fd = text_file("{}");
+    bool known = !strcmp(ask->verb, "status");
+    if (!known) {
+        m.error = -EINVAL;
+        snprintf(m.reason, sizeof(m.reason), "verb \"%s\" is unknown", ask->verb);
+    }
+    lk_wire_head(&m.head, LK_MSG_ADMIN_REPLY, sizeof(m));
+    lk_wire_send(f->socket, &m.head, &fd, known ? 1 : 0);
+    close(fd);
+}
+
+static void serve_socket(struct fake *f) {
+    union {
+        struct lk_message head;
+        struct lk_hello hello;
+        struct lk_msg_pool_get get;
+        struct lk_msg_admin admin;
+        uint8_t bytes[LK_WIRE_BYTES_MAX];
+    } m;
+    char why[LK_REASON_BYTES];
+    if (lk_wire_receive(f->socket, &m.head, sizeof(m), NULL, 0, why, sizeof(why))) {
+        close(f->socket);
+        f->socket = -1;
+    } else if (m.head.type == LK_MSG_HELLO) {
+        answer_hello(f, &m.hello);
+    } else if (m.head.type == LK_MSG_POOL_GET) {
+        answer_pool(f, &m.get);
+    } else if (m.head.type == LK_MSG_POOL_MAP) {
+        answer_map(f);
+    } else {
+        answer_admin(f, &m.admin);
+    }
+}
+
+static void answer_entry(struct fake *f, const struct lk_sqe *sqe) {
+    struct lk_cqe cqe = {.user_data = sqe->user_data,
+                         .op = sqe->op,
+                         .value = HANDLE,
+                         .rows = 1,
+                         .bytes = sqe->desc_bytes,
+                         .row = LK_ROW_WHOLE};
+    if (f->manner == REFUSE)
+        cqe = (struct lk_cqe){.user_data = sqe->user_data,
+                              .op = sqe->op,
+                              .row = 1,
+                              .value = 17,
+                              .limit = 16,
+                              .reason = LK_REASON_POSITION,
+                              .status = -EINVAL};
+    lk_ring_daemon_publish(&f->ring, &cqe);
+    if (lk_ring_daemon_must_wake(&f->ring))
+        lk_bell_ring(f->memory.bell);
+}
+
+static void take_entry(struct fake *f) {
+    struct lk_refusal refusal;
+    struct lk_sqe sqe;
+    lk_ring_daemon_copy_sqe(&f->ring, 0, &sqe);
+    if (lk_sqe_invalid(&sqe, f->memory.sizes.descriptor_bytes, &refusal))
+        ck_abort_msg("the library sent a bad entry: reason %u", refusal.reason);
+    pthread_mutex_lock(&f->lock);
+    f->last = sqe;
+    lk_ring_daemon_copy_desc(&f->ring, &sqe, f->last_desc);
+    pthread_mutex_unlock(&f->lock);
+    lk_ring_daemon_release(&f->ring, 1);
+    if (f->manner == DIE) {
+        lk_channel_memory_destroy(&f->memory);
+        close(f->socket);
+        f->socket = -1;
+        f->served = false;
+    } else if (f->manner == BACKWARDS) {
+        f->held[f->held_count++] = sqe;
+        for (uint32_t i = f->held_count; f->held_count == 4 && i > 0; i--)
+            answer_entry(f, &f->held[i - 1]);
+        f->held_count %= 4;
+    } else if (f->manner != SILENT) {
+        answer_entry(f, &sqe);
+    }
+}
+
+/* The descriptor taken last -> its operation. */
+static uint16_t last_taken(void *desc, size_t bytes) {
+    pthread_mutex_lock(&fake.lock);
+    memcpy(desc, fake.last_desc, bytes);
+    uint16_t op = fake.last.op;
+    pthread_mutex_unlock(&fake.lock);
+    return op;
+}
+
+static void *fake_main(void *arg) {
+    struct fake *f = arg;
+    uint32_t count;
+    while (!f->stop) {
+        struct pollfd fds[3] = {{.fd = f->listener, .events = POLLIN},
+                                {.fd = f->socket, .events = POLLIN},
+                                {.fd = f->served ? f->memory.bell : -1, .events = POLLIN}};
+        bool ready = f->served && f->manner != DEAF && lk_ring_daemon_arm(&f->ring);
+        poll(fds, 3, ready ? 0 : 10);
+        if (fds[0].revents)
+            f->socket = accept(f->listener, NULL, NULL);
+        if (f->socket >= 0 && fds[1].revents)
+            serve_socket(f);
+        if (!f->served || f->manner == DEAF)
+            continue;
+        lk_ring_daemon_disarm(&f->ring);
+        if (fds[2].revents)
+            lk_bell_drain(f->memory.bell);
+        while (f->served && lk_ring_daemon_peek(&f->ring, &count) == 0 && count)
+            take_entry(f);
+    }
+    return NULL;
+}
+
+static void start(void) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    memset(&fake, 0, sizeof(fake));
+    fake.socket = -1;
+    fake.major = LK_ABI_MAJOR;
+    fake.memory.bell = -1;
+    pthread_mutex_init(&fake.lock, NULL);
+    strcpy(fake.folder, "/tmp/liblocks-test-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(fake.folder));
+    snprintf(fake.path, sizeof(fake.path), "%s/socket", fake.folder);
+    strcpy(address.sun_path, fake.path);
+    fake.listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(bind(fake.listener, (struct sockaddr *)&address, sizeof(address)), 0);
+    ck_assert_int_eq(listen(fake.listener, 4), 0);
+    ck_assert_int_eq(pthread_create(&fake.thread, NULL, fake_main, &fake), 0);
+}
+
+static void stop(void) {
+    locks_close(l);
+    l = NULL;
+    fake.stop = true;
+    pthread_join(fake.thread, NULL);
+    if (fake.served)
+        lk_channel_memory_destroy(&fake.memory);
+    close(fake.listener);
+    unlink(fake.path);
+    rmdir(fake.folder);
+}
+
+static void open_as(enum manner manner, uint32_t spin_us) {
+    struct locks_options o = {.size = sizeof(o),
+                              .socket = fake.path,
+                              .sq_entries = ENTRIES,
+                              .arena_bytes = 1 << 20,
+                              .spin_us = spin_us};
+    fake.manner = manner;
+    int r = locks_connect(&o, &l);
+    ck_assert_msg(r == 0, "%s", locks_error(NULL));
+    ck_assert_int_eq(locks_pool(l, NULL, &pool), 0);
+}
+
+static void expect_error(const char *words) {
+    ck_assert_msg(strstr(locks_error(l), words) != NULL, "%s", locks_error(l));
+}
+
+/* ---- connecting ---- */
+
+START_TEST(refusals_of_connect) {
+    struct locks_options o = {.size = sizeof(o), .socket = "/tmp/no/such/socket"};
+    struct locks *untouched = (struct locks *)&fake;
+    ck_assert_int_eq(locks_connect(&o, &untouched), -ENOENT);
+    ck_assert_ptr_eq(untouched, &fake);
+    expect_error("/tmp/no/such/socket");
+    char long_path[200] = {0};
+    memset(long_path, 'a', sizeof(long_path) - 1);
+    o.socket = long_path;
+    ck_assert_int_eq(locks_connect(&o, &untouched), -EINVAL);
+    expect_error("199 bytes, it may have 107");
+    o.socket = fake.path;
+    o.size = 0;
+    ck_assert_int_eq(locks_connect(&o, &untouched), -EINVAL);
+    expect_error("size");
+    o.size = sizeof(o);
+    fake.refuse = "user 1000 is not in group locks";
+    ck_assert_int_eq(locks_connect(&o, &untouched), -EACCES);
+    expect_error("user 1000 is not in group locks");
+}
+END_TEST
+
+START_TEST(another_version_is_refused_by_both_names) {
+    struct locks_options o = {.size = sizeof(o), .socket = fake.path};
+    fake.major = 3;
+    ck_assert_int_eq(locks_connect(&o, &l), -EPROTO);
+    expect_error("3.0");
+    expect_error("1.0");
+}
+END_TEST
+
+START_TEST(pools) {
+    const void *pages;
+    uint64_t layer_bytes, page_bytes;
+    open_as(ANSWER, 0);
+    ck_assert_int_eq(locks_pool_count(l), 1);
+    ck_assert_uint_eq(pool.head_dim, 64);
+    ck_assert_str_eq(pool.name, "only");
+    ck_assert_int_eq(locks_pool(l, "only", &pool), 0);
+    ck_assert_int_eq(locks_pool(l, "other", &pool), -ESRCH);
+    expect_error("no pool of this name");
+    ck_assert_int_eq(locks_pool_at(l, 1, &pool), -ESRCH);
+    expect_error("pool 1 does not exist, there are 1");
+    ck_assert_int_eq(locks_pool_map(l, 0, &pages, &layer_bytes, &page_bytes), 0);
+    ck_assert_str_eq(pages, "pages");
+    ck_assert_uint_eq(layer_bytes, 2048);
+    ck_assert_int_eq(locks_pool_map(l, 5, &pages, &layer_bytes, &page_bytes), -ESRCH);
+}
+END_TEST
+
+START_TEST(administration) {
+    char *json = NULL, why[200] = "";
+    ck_assert_int_eq(locks_admin(fake.path, "status", &json, why, sizeof(why)), 0);
+    ck_assert_str_eq(json, "{}");
+    free(json);
+    json = NULL;
+    ck_assert_int_eq(locks_admin(fake.path, "dance", &json, why, sizeof(why)), -EINVAL);
+    ck_assert_str_eq(why, "verb \"dance\" is unknown");
+    ck_assert_ptr_null(json);
+    ck_assert_int_eq(locks_admin("/tmp/no/such", "status", &json, NULL, 0), -ENOENT);
+}
+END_TEST
+
+/* ---- arena ---- */
+
+START_TEST(arena_pieces) {
+    open_as(ANSWER, 0);
+    uint8_t *whole = locks_alloc(l, 1 << 20);
+    ck_assert_ptr_nonnull(whole);
+    ck_assert_uint_eq((uintptr_t)whole % 64, 0);
+    ck_assert_ptr_null(locks_alloc(l, 1));
+    locks_free(l, whole);
+    uint8_t *a = locks_alloc(l, 1), *b = locks_alloc(l, 0), *c = locks_alloc(l, 65);
+    ck_assert_int_eq(b - a, 64);
+    ck_assert_int_eq(c - b, 64);
+    locks_free(l, b);
+    locks_free(l, b); /* twice: said, not done */
+    expect_error("or was freed");
+    ck_assert_ptr_eq(locks_alloc(l, 64), b); /* first fit */
+    ck_assert_ptr_null(locks_alloc(l, 1 << 20));
+    expect_error("256 are missing");
+    ck_assert_ptr_null(locks_alloc(l, SIZE_MAX));
+    locks_free(l, a + 64 * 100);
+    locks_free(l, NULL);
+    locks_free(l, a);
+    locks_free(l, c);
+    locks_free(l, b); /* all merge */
+    ck_assert_ptr_eq(locks_alloc(l, 1 << 20), whole);
+}
+END_TEST
+
+/* Random turns against a map of lines. */
+START_TEST(arena_random) {
+    static uint8_t owner[1 << 14];
+    uint8_t *held[200] = {0}, *base;
+    size_t sizes[200];
+    open_as(ANSWER, 0);
+    base = locks_alloc(l, 64);
+    locks_free(l, base);
+    srand(3);
+    for (int n = 0; n < 20000; n++) {
+        int i = rand() % 200;
+        if (held[i]) {
+            memset(owner + (held[i] - base) / 64, 0, sizes[i]);
+            locks_free(l, held[i]);
+            held[i] = NULL;
+            continue;
+        }
+        sizes[i] = 1 + (size_t)rand() % 200;
+        held[i] = locks_alloc(l, sizes[i] * 64 - (size_t)rand() % 64);
+        for (size_t k = 0; held[i] && k < sizes[i]; k++)
+            if (owner[(held[i] - base) / 64 + (ptrdiff_t)k]++)
+                ck_abort_msg("two pieces overlap");
+    }
+    for (int i = 0; i < 200; i++)
+        locks_free(l, held[i]);
+    ck_assert_ptr_eq(locks_alloc(l, 1 << 20), base);
+}
+END_TEST
+
+/* ---- steps ---- */
+
+static struct locks_row good_row(void) {
+    return (struct locks_row){.sequence = HANDLE,
+                              .position = 3,
+                              .layer = 1,
+                              .tokens = 1,
+                              .q = locks_alloc(l, 512),
+                              .k = locks_alloc(l, 256),
+                              .v = locks_alloc(l, 256),
+                              .out = locks_alloc(l, 1024)};
+}
+
+START_TEST(defaults_of_a_step) {
+    open_as(ANSWER, 0);
+    struct locks_step step = {0};
+    struct locks_row row = good_row();
+    struct {
+        struct lk_step_desc head;
+        struct lk_row_desc row;
+    } d;
+    ck_assert_int_eq(locks_decode(l, &step, &row, 1), 0);
+    ck_assert_uint_eq(last_taken(&d, sizeof(d)), LK_OP_DECODE);
+    ck_assert_int_eq(d.head.sampled, -1);
+    ck_assert_uint_eq(d.head.sink_pages, 1);
+    ck_assert_uint_eq(d.head.recent_pages, 1);
+    ck_assert_uint_eq(d.head.results, LK_NONE);
+    ck_assert_uint_eq(d.row.handle, HANDLE);
+    ck_assert_uint_eq(d.row.position, 3);
+    ck_assert_uint_eq(d.row.lse, LK_NONE);
+    ck_assert_uint_eq(d.row.k - d.row.q, 512);
+    step.sampled = LOCKS_SAMPLED_NONE;
+    step.sink_pages = LOCKS_NO_SINK;
+    step.timing = locks_alloc(l, sizeof(*step.timing));
+    ck_assert_int_eq(locks_append(l, &step, &row, 1), 0);
+    ck_assert_uint_eq(last_taken(&d, sizeof(d)), LK_OP_APPEND);
+    ck_assert_int_eq(d.head.sampled, 0);
+    ck_assert_uint_eq(d.head.sink_pages, 0);
+    ck_assert_uint_ne(d.head.timing, LK_NONE);
+    ck_assert_int_eq(locks_decode(l, &step, NULL, 0), 0); /* the empty step */
+    last_taken(&d, sizeof(d.head));
+    ck_assert_uint_eq(d.head.rows, 0);
+}
+END_TEST
+
+#define EXPECT_WRONG(change, words)                                                                \
+    do {                                                                                           \
+        struct locks_step step = {0};                                                              \
+        struct locks_row rows[2] = {good, good};                                                   \
+        change;                                                                                    \
+        ck_assert_int_eq(locks_decode(l, &step, rows, 2), -EINVAL);                                \
+        expect_error(words);                                                                       \
+    } while (0)
+
+START_TEST(wrong_arguments_never_reach_the_daemon) {
+    open_as(DEAF, 0);
+    struct locks_row good = good_row();
+    static float elsewhere[64];
+    EXPECT_WRONG(rows[1].q = NULL, "row 1: q is NULL");
+    EXPECT_WRONG(rows[0].out = elsewhere, "row 0: out is not in the arena, it lies ");
+    EXPECT_WRONG(rows[1].k = fake.memory.arena, "row 1: k is not in the arena");
+    EXPECT_WRONG(rows[0].v = (const uint8_t *)good.v + 32, "not aligned to 64");
+    EXPECT_WRONG(rows[1].tokens = 5000, "row 1: ");
+    EXPECT_WRONG(rows[0].layer = 2, "row 0: layer 2 does not exist, the pool has 2");
+    EXPECT_WRONG(rows[0].sequence = 0, "row 0: handle 0");
+    EXPECT_WRONG(step.budget = 8, "a budget of 8 tokens is smaller than a page, 16 tokens");
+    EXPECT_WRONG(step.mass_target = NAN, "mass_target nan");
+    EXPECT_WRONG(step.scan = 65536 + 1, "scan mode");
+    EXPECT_WRONG(step.sampled = -5, "-5 sampled pages");
+    EXPECT_WRONG(step.reserved = 1, "reserved");
+    EXPECT_WRONG(step.results = (void *)elsewhere, "results is not in the arena");
+    struct locks_step step = {.pool = 4};
+    ck_assert_int_eq(locks_decode(l, &step, &good, 1), -ESRCH);
+    expect_error("pool 4 does not exist, there are 1");
+    step.pool = 0;
+    ck_assert_int_eq(locks_decode(l, &step, &good, 257), -EINVAL);
+    expect_error("257 rows");
+    ck_assert_int_eq(locks_decode(l, NULL, &good, 1), -EINVAL);
+    ck_assert_int_eq(locks_decode(l, &step, NULL, 1), -EINVAL);
+    ck_assert_int_eq(locks_submit(l, LK_OP_TABLES, &step, &good, 1, 0), -EINVAL);
+    ck_assert_int_eq(locks_lease_open(l, 0, 0, &good.sequence), -EINVAL);
+    ck_assert_int_eq(locks_sequence_free(l, 0), -EINVAL);
+    ck_assert_int_eq(locks_wait(l, -1, &(struct locks_completion){0}), -EINVAL);
+    expect_error("nothing is in flight");
+    ck_assert_uint_eq(fake.memory.submission->sq_tail, UINT32_MAX - 2); /* nothing was published */
+}
+END_TEST
+
+START_TEST(refusals_of_the_daemon) {
+    open_as(REFUSE, 0);
+    struct locks_step step = {0};
+    struct locks_row rows[2] = {good_row(), good_row()};
+    struct locks_completion done;
+    locks_handle handle = 5;
+    ck_assert_int_eq(locks_decode(l, &step, rows, 2), -EINVAL);
+    expect_error("decode: row 1: position 17 is not the layer's length, 16");
+    ck_assert_int_eq(locks_sequence_create(l, 0, &handle), -EINVAL);
+    ck_assert_uint_eq(handle, 5);
+    ck_assert_int_eq(locks_submit(l, LK_OP_APPEND, &step, rows, 1, 44), 0);
+    ck_assert_int_eq(locks_wait(l, -1, &done), 0);
+    ck_assert_int_eq(done.status, -EINVAL);
+    ck_assert_uint_eq(done.user_data, 44);
+    expect_error("append: row 1: position 17");
+}
+END_TEST
+
+START_TEST(objects_and_lists) {
+    open_as(ANSWER, 0);
+    struct lk_object_desc d;
+    locks_handle handle = 0;
+    ck_assert_int_eq(locks_sequence_create(l, 0, &handle), 0);
+    ck_assert_uint_eq(handle, HANDLE);
+    ck_assert_int_eq(locks_sequence_truncate(l, handle, 77), 0);
+    last_taken(&d, sizeof(d));
+    ck_assert_uint_eq(d.length, 77);
+    uint32_t pairs[3][2] = {{1, 2}, {3, 4}, {5, 6}};
+    ck_assert_int_eq(locks_copy_pages(l, handle, pairs, 3), 0);
+    last_taken(&d, sizeof(d));
+    ck_assert_uint_eq(d.count, 3);
+    ck_assert_int_eq(memcmp(fake.memory.arena + d.list, pairs, sizeof(pairs)), 0);
+    ck_assert_int_eq(locks_invalidate(l, handle, NULL, 2), -EINVAL);
+    uint32_t *pages = locks_alloc(l, 64);
+    struct locks_table tables[2] = {{pages, 3, 40}, {NULL, 0, 0}};
+    ck_assert_int_eq(locks_tables(l, handle, 2, tables, 2), 0);
+    struct {
+        struct lk_tables_desc head;
+        struct lk_table_desc first;
+    } t;
+    last_taken(&t, sizeof(t));
+    ck_assert_uint_eq(t.head.set, 2);
+    ck_assert_uint_eq(t.first.length, 40);
+    tables[1] = (struct locks_table){pairs[0], 1, 1};
+    ck_assert_int_eq(locks_tables(l, handle, 2, tables, 2), -EINVAL);
+    expect_error("row 1: pages is not in the arena");
+}
+END_TEST
+
+/* ---- completions ---- */
+
+START_TEST(blocking_and_waiting_mix) {
+    struct locks_completion done;
+    struct locks_step step = {0};
+    open_as(BACKWARDS, 0);
+    for (uint64_t n = 0; n < 3; n++)
+        ck_assert_int_eq(locks_submit_barrier(l, 100 + n), 0);
+    ck_assert_int_eq(locks_try(l, &done), -EAGAIN);
+    ck_assert_int_eq(locks_decode(l, &step, NULL, 0), 0); /* the fourth, answered first */
+    for (uint64_t n = 3; n-- > 0;) {
+        ck_assert_int_eq(locks_wait(l, -1, &done), 0);
+        ck_assert_uint_eq(done.user_data, 100 + n);
+        ck_assert_uint_eq(done.op, LK_OP_BARRIER);
+    }
+    ck_assert_int_eq(locks_wait(l, 0, &done), -EINVAL);
+}
+END_TEST
+
+START_TEST(a_full_ring_is_said) {
+    struct locks_completion done;
+    uint64_t n = 0;
+    open_as(DEAF, 0);
+    while (locks_submit_barrier(l, n) == 0)
+        n++;
+    ck_assert_uint_eq(n, ENTRIES);
+    expect_error("the ring is full");
+    ck_assert_int_eq(locks_wait(l, 20, &done), -ETIMEDOUT);
+    fake.manner = ANSWER;
+    for (uint64_t i = 0; i < n; i++) {
+        ck_assert_int_eq(locks_wait(l, -1, &done), 0);
+        ck_assert_uint_eq(done.user_data, i);
+    }
+    ck_assert_int_eq(locks_submit_barrier(l, n), 0);
+    ck_assert_int_eq(locks_wait(l, -1, &done), 0);
+}
+END_TEST
+
+/* An application that submits and never reads: at some point it is told, and then loses nothing. */
+START_TEST(unread_completions_are_kept) {
+    struct locks_completion done;
+    uint64_t n = 0;
+    struct timespec pause = {.tv_nsec = 2000000};
+    open_as(ANSWER, 0);
+    for (int quiet = 0; quiet < 50; nanosleep(&pause, NULL))
+        if (locks_submit_barrier(l, n) == 0)
+            n++, quiet = 0;
+        else
+            quiet++;
+    ck_assert_uint_eq(n, 3 * ENTRIES);
+    for (uint64_t i = 0; i < n; i++) {
+        ck_assert_int_eq(locks_wait(l, 1000, &done), 0);
+        ck_assert_uint_eq(done.user_data, i);
+    }
+}
+END_TEST
+
+START_TEST(event_loops) {
+    struct locks_completion done;
+    open_as(ANSWER, 0);
+    struct pollfd fd = {.fd = locks_fd(l), .events = POLLIN};
+    for (uint64_t n = 0; n < 500; n++) {
+        ck_assert_int_eq(locks_submit_barrier(l, n), 0);
+        int r;
+        while ((r = locks_try(l, &done)) == -EAGAIN)
+            if (!locks_arm(l))
+                ck_assert_int_eq(poll(&fd, 1, 5000), 1);
+        ck_assert_int_eq(r, 0);
+        ck_assert_uint_eq(done.user_data, n);
+    }
+    ck_assert_int_eq(locks_submit_barrier(l, 7), 0);
+    ck_assert_int_eq(locks_wait(l, -1, &done), 0);
+    ck_assert_int_eq(locks_submit_barrier(l, 8), 0);
+    ck_assert_int_eq(locks_submit_barrier(l, 9), 0);
+    ck_assert_int_eq(locks_sequence_free(l, HANDLE), 0); /* keeps 8 and 9 */
+    ck_assert_int_eq(locks_arm(l), 1);
+}
+END_TEST
+
+/* _i: spins for a second, or sleeps at once. */
+START_TEST(a_dead_daemon_is_seen) {
+    struct locks_completion done;
+    locks_handle handle;
+    open_as(DIE, _i ? 1 : 1000000);
+    ck_assert_int_eq(locks_submit_barrier(l, 0), 0);
+    ck_assert_int_eq(locks_wait(l, -1, &done), -ECONNRESET);
+    expect_error("the daemon is gone");
+    ck_assert_int_eq(locks_sequence_create(l, 0, &handle), -ECONNRESET);
+    ck_assert_int_eq(locks_try(l, &done), -ECONNRESET);
+    ck_assert_int_eq(locks_pool(l, NULL, &pool), -ECONNRESET);
+    ck_assert_int_eq(locks_arm(l), 1);
+}
+END_TEST
+
+START_TEST(time_runs_out) {
+    struct locks_completion done;
+    struct timespec a, b;
+    open_as(SILENT, 0);
+    ck_assert_int_eq(locks_submit_barrier(l, 0), 0);
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    ck_assert_int_eq(locks_wait(l, 50, &done), -ETIMEDOUT);
+    ck_assert_int_eq(locks_wait(l, 0, &done), -ETIMEDOUT);
+    clock_gettime(CLOCK_MONOTONIC, &b);
+    double ms = 1e3 * (double)(b.tv_sec - a.tv_sec) + 1e-6 * (double)(b.tv_nsec - a.tv_nsec);
+    ck_assert_double_ge(ms, 50);
+    ck_assert_double_le(ms, 2000);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("liblocks");
+    TCase *tc = tcase_create("all");
+    tcase_add_checked_fixture(tc, start, stop);
+    tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, refusals_of_connect);
+    tcase_add_test(tc, another_version_is_refused_by_both_names);
+    tcase_add_test(tc, pools);
+    tcase_add_test(tc, administration);
+    tcase_add_test(tc, arena_pieces);
+    tcase_add_test(tc, arena_random);
+    tcase_add_test(tc, defaults_of_a_step);
+    tcase_add_test(tc, wrong_arguments_never_reach_the_daemon);
+    tcase_add_test(tc, refusals_of_the_daemon);
+    tcase_add_test(tc, objects_and_lists);
+    tcase_add_test(tc, blocking_and_waiting_mix);
+    tcase_add_test(tc, a_full_ring_is_said);
+    tcase_add_test(tc, unread_completions_are_kept);
+    tcase_add_test(tc, event_loops);
+    tcase_add_loop_test(tc, a_dead_daemon_is_seen, 0, 2);
+    tcase_add_test(tc, time_runs_out);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
