@@ -257,7 +257,7 @@ static int parse_text(const struct key *key, char *field, const char *text, char
                       "'%s' has %zu characters, not between %" PRId64 " and %" PRId64, text, length,
                       key->low, key->high - 1);
     memset(field, 0, (size_t)key->high);
-    memcpy(field, text, length);
+    snprintf(field, (size_t)key->high, "%s", text);
     return 0;
 }
 
@@ -299,7 +299,7 @@ static int parse_value(const struct key *key, char *field, const char *text, cha
 
 static int assign(struct lk_config *config, const char *section, const char *name,
                   const char *value, char *why, size_t bytes) {
-    struct scope scope;
+    struct scope scope = {0};
     char reason[256], list[256] = "";
     int rc = enter(config, section, &scope, why, bytes);
     if (rc)

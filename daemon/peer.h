@@ -18,10 +18,10 @@
 #define LK_REFUSED_SECONDS  1 /* for reading a refusal */
 
 /* Connections beyond limits.max_channels. A flood of one kind leaves room for the others. */
-#define LK_PEERS_ASKING  16 /* before their hello, or asking verbs */
-#define LK_PEERS_ADMIN   16 /* kept for root and the daemon's user */
-#define LK_PEERS_REFUSED 16 /* reading their refusal; further ones are closed at once */
-#define LK_PEERS_UID     8  /* of one user who is no administrator, beyond max_channels_per_uid */
+#define LK_PEERS_ASKING  16u /* before their hello, or asking verbs */
+#define LK_PEERS_ADMIN   16u /* kept for root and the daemon's user */
+#define LK_PEERS_REFUSED 16u /* reading their refusal; further ones are closed at once */
+#define LK_PEERS_UID     8u  /* of one user who is no administrator, beyond max_channels_per_uid */
 
 struct lk_server;
 

@@ -57,11 +57,12 @@ void ctl_table_print(struct ctl_table *table, const char *indent) {
     fputs(indent, stdout);
     for (unsigned i = 0; i < table->count; i++)
         print_cell(table, i, table->columns[i].head);
-    for (size_t i = 0; i < table->cells; i++) {
-        if (i % table->count == 0)
-            fputs(indent, stdout);
-        print_cell(table, (unsigned)(i % table->count), table->cell[i]);
-        free(table->cell[i]);
+    for (size_t at = 0; at < table->cells;) {
+        fputs(indent, stdout);
+        for (unsigned i = 0; i < table->count && at < table->cells; i++) {
+            print_cell(table, i, table->cell[at]);
+            free(table->cell[at++]);
+        }
     }
     free(table->cell);
     free(table);

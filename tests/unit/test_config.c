@@ -159,9 +159,8 @@ END_TEST
 
 START_TEST(a_line_too_long) {
     struct lk_config config;
-    char text[512] = "[daemon]\ngroup = ", why[1024] = "";
-    memset(text + strlen(text), 'x', 250);
-    strcat(text, "\n");
+    char text[512], why[1024] = "";
+    snprintf(text, sizeof(text), "[daemon]\ngroup = %0250d\n", 7);
     ck_assert_int_eq(load(text, &config, why), -EINVAL);
     ck_assert_ptr_nonnull(strstr(why, ":2: the line is longer than 198 characters"));
 }
@@ -270,8 +269,8 @@ struct seen {
 
 static void note(void *context, const char *key, bool taken) {
     struct seen *seen = context;
-    strcat(taken ? seen->taken : seen->restart, key);
-    strcat(taken ? seen->taken : seen->restart, " ");
+    char *list = taken ? seen->taken : seen->restart;
+    snprintf(list + strlen(list), sizeof(seen->taken) - strlen(list), "%s ", key);
 }
 
 START_TEST(reload_takes_what_it_may) {
@@ -309,7 +308,7 @@ static bool speaks_of(const char *file_path, const char *section, const char *ke
     while (fgets(line, sizeof(line), file)) {
         const char *text = line + (line[0] == '#');
         if (sscanf(text, "[%63[^]]]", name) == 1)
-            strcpy(here, name);
+            memcpy(here, name, sizeof(here));
         else if (sscanf(text, "%63[a-z_] =", name) == 1 &&
                  strchr(text, '=') == text + strlen(name) + 1)
             found |= strcmp(here, section) == 0 && strcmp(name, key) == 0;
