@@ -93,12 +93,6 @@ static const struct key pool_keys[] = {
 };
 #undef AT
 
-/* A section: its keys and the struct they lie in. */
-struct scope {
-    const struct key *keys;
-    char *base;
-};
-
 __attribute__((format(printf, 4, 5))) static int refuse(int error, char *why, size_t bytes,
                                                         const char *format, ...) {
     va_list list;
@@ -153,42 +147,45 @@ static struct lk_pool_config *find_pool(struct lk_config *config, const char *na
     return NULL;
 }
 
-static int enter_pool(struct lk_config *config, const char *name, struct scope *ret, char *why,
-                      size_t bytes) {
+static const struct key *enter_pool(struct lk_config *config, const char *name, void **ret_base,
+                                    char *why, size_t bytes) {
     struct lk_pool_config *pool = find_pool(config, name);
+    if (!pool && !pool_name_valid(name)) {
+        snprintf(why, bytes, "pool name '%s': 1 to %d letters, digits, '_', '.' or '-'", name,
+                 LK_NAME_BYTES - 1);
+        return NULL;
+    }
+    if (!pool && config->pools == LK_POOLS_MAX) {
+        snprintf(why, bytes, "[pool %s]: there are %d pools already, the most there may be", name,
+                 LK_POOLS_MAX);
+        return NULL;
+    }
     if (!pool) {
-        if (!pool_name_valid(name))
-            return refuse(-EINVAL, why, bytes,
-                          "pool name '%s': 1 to %d letters, digits, '_', '.' or '-'", name,
-                          LK_NAME_BYTES - 1);
-        if (config->pools == LK_POOLS_MAX)
-            return refuse(-EINVAL, why, bytes,
-                          "[pool %s]: there are %d pools already, the most there may be", name,
-                          LK_POOLS_MAX);
         pool = &config->pool[config->pools++];
         pool_defaults(pool, name);
     }
-    *ret = (struct scope){pool_keys, (char *)pool};
-    return 0;
+    *ret_base = pool;
+    return pool_keys;
 }
 
-/* Opens the section, making a pool that is new. */
-static int enter(struct lk_config *config, const char *section, struct scope *ret, char *why,
-                 size_t bytes) {
+/* Opens the section, making a pool that is new. -> its keys and the struct they lie in; NULL with a
+ * sentence in why. */
+static const struct key *enter(struct lk_config *config, const char *section, void **ret_base,
+                               char *why, size_t bytes) {
     if (strncmp(section, "pool ", 5) == 0)
-        return enter_pool(config, section + 5 + strspn(section + 5, " "), ret, why, bytes);
+        return enter_pool(config, section + 5 + strspn(section + 5, " "), ret_base, why, bytes);
+    *ret_base = config;
     if (strcmp(section, "daemon") == 0)
-        *ret = (struct scope){daemon_keys, (char *)config};
-    else if (strcmp(section, "limits") == 0)
-        *ret = (struct scope){limit_keys, (char *)config};
-    else if (*section)
-        return refuse(-EINVAL, why, bytes,
-                      "there is no section [%s]: sections are [daemon], [limits] and [pool NAME]",
-                      section);
+        return daemon_keys;
+    if (strcmp(section, "limits") == 0)
+        return limit_keys;
+    if (*section)
+        snprintf(why, bytes,
+                 "there is no section [%s]: sections are [daemon], [limits] and [pool NAME]",
+                 section);
     else
-        return refuse(-EINVAL, why, bytes,
-                      "a key before the first section: [daemon], [limits] or [pool NAME]");
-    return 0;
+        snprintf(why, bytes, "a key before the first section: [daemon], [limits] or [pool NAME]");
+    return NULL;
 }
 
 /* ---- values ---- */
@@ -299,14 +296,14 @@ static int parse_value(const struct key *key, char *field, const char *text, cha
 
 static int assign(struct lk_config *config, const char *section, const char *name,
                   const char *value, char *why, size_t bytes) {
-    struct scope scope = {0};
     char reason[256], list[256] = "";
-    int rc = enter(config, section, &scope, why, bytes);
-    if (rc)
-        return rc;
-    for (const struct key *key = scope.keys; key->name; key++) {
+    void *base;
+    const struct key *key = enter(config, section, &base, why, bytes);
+    if (!key)
+        return -EINVAL;
+    for (; key->name; key++) {
         if (strcmp(key->name, name) == 0) {
-            rc = parse_value(key, scope.base + key->offset, value, reason, sizeof(reason));
+            int rc = parse_value(key, (char *)base + key->offset, value, reason, sizeof(reason));
             return rc ? refuse(rc, why, bytes, "[%s] %s: %s", section, name, reason) : 0;
         }
         snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s%s", *list ? ", " : "",
@@ -328,7 +325,7 @@ struct source {
 
 static void check_section(struct source *source, const char *line) {
     char section[LINE_BYTES];
-    struct scope scope;
+    void *base;
     const char *end = strchr(line, ']');
     if (!end) {
         source->error =
@@ -336,7 +333,8 @@ static void check_section(struct source *source, const char *line) {
         return;
     }
     snprintf(section, sizeof(section), "%.*s", (int)(end - line - 1), line + 1);
-    source->error = enter(source->config, section, &scope, source->why, sizeof(source->why));
+    if (!enter(source->config, section, &base, source->why, sizeof(source->why)))
+        source->error = -EINVAL;
 }
 
 /* libinih's fgets(): the next line without its indentation; NULL at the end or after an error. */
