@@ -8,7 +8,7 @@
  * it. Repeated eigenvalues need no care: vectors come out orthogonal whatever the gaps.
  *
  * Invariants
- *   - n is a multiple of 8, at most EIGEN_MAX. All entries are finite.
+ *   - n is a multiple of 8, at most EIGEN_MAX. The matrix is positive semidefinite and finite.
  *   - Terminates: an eigenvalue that has not settled after EIGEN_STEPS steps is taken as it is.
  * Pure, any thread; compiled for the path of the including file.
  */
@@ -22,6 +22,7 @@
 #define EIGEN_MAX     256
 #define EIGEN_WANTED  LK_RANK_MAX
 #define EIGEN_STEPS   40
+#define EIGEN_NOISE   1e-15 /* of the largest entry */
 #define EIGEN_SETTLED 1e-13 /* an off-diagonal so small beside the norm moves no stored code */
 
 struct eigen_tridiagonal {
@@ -29,14 +30,16 @@ struct eigen_tridiagonal {
     double beta[EIGEN_MAX];                       /* of reflection k: I - beta v v^T */
 };
 
-/* Reflection k: v (in place over x, from k + 1 on) with (I - beta v v^T) x = alpha e. -> alpha. */
-LK_INLINE double eigen_reflect(double *x, uint32_t k, uint32_t n, double *ret_beta) {
+/* Reflection k: v (in place over x, from k + 1 on) with (I - beta v v^T) x = alpha e. -> alpha. What is
+ * below `least`, squared, is rounding noise: reflecting noise would breed smaller noise, until it
+ * underflows. */
+LK_INLINE double eigen_reflect(double *x, uint32_t k, uint32_t n, double least, double *ret_beta) {
     double square = 0, tail = 0;
 
     for (uint32_t i = k + 2; i < n; i++)
         tail += x[i] * x[i];
     *ret_beta = 0;
-    if (tail == 0)
+    if (tail <= least)
         return x[k + 1];
     square = tail + x[k + 1] * x[k + 1];
     double alpha = x[k + 1] > 0 ? -sqrt(square) : sqrt(square);
@@ -73,6 +76,11 @@ LK_INLINE void eigen_two_sided(double *a, const double *v, double beta, uint32_t
 
 /* Row k of a becomes reflection k's vector, zero up to k. */
 LK_INLINE void eigen_reduce(double *a, uint32_t n, struct eigen_tridiagonal *ret) {
+    double largest = 0;
+    for (uint32_t k = 0; k < n; k++)
+        largest = fmax(largest, fabs(a[(size_t)k * n + k]));
+    double least = EIGEN_NOISE * largest * EIGEN_NOISE * largest;
+
     for (uint32_t k = 0; k < n; k++) {
         double *v = a + (size_t)k * n;
         ret->diagonal[k] = v[k];
@@ -81,7 +89,7 @@ LK_INLINE void eigen_reduce(double *a, uint32_t n, struct eigen_tridiagonal *ret
         if (k + 2 >= n)
             continue;
         memset(v, 0, (k + 1) * sizeof(*v));
-        ret->below[k] = eigen_reflect(v, k, n, &ret->beta[k]);
+        ret->below[k] = eigen_reflect(v, k, n, least, &ret->beta[k]);
         if (ret->beta[k] != 0)
             eigen_two_sided(a, v, ret->beta[k], k, n);
     }
