@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * attend.h - exact attention of a few queries over a list of pages, and the vector loops beneath it.
+ * attend.h - exact attention of a few queries over pages, and the vector loops beneath it.
  *
- * Problem: one KV head's pages are read once and serve every query of its group, at the speed of
- * memory. Idea: pages are taken in blocks of up to 64 tokens; for four queries at a time, a block is
- * three loops: `dot` (logits), `soften` (running softmax) and `gather` (weights times values). Each
- * loads a key or value once for the four, and asks for the next block's bytes while it computes.
+ * Problem: keys and values are read once, at the speed of memory, and serve every query. Idea: a tile is
+ * up to 64 queries: of some tokens and some KV heads. It walks its pages in order and within a page its
+ * heads, as they lie in memory, so that a machine's own prefetcher sees one stream; for four queries
+ * at a time a page of a head is three loops: `dot` (logits), `soften` (running softmax) and `gather`
+ * (weights times values). Each converts a key or value once for the four.
  *
  * Logits are held in base 2: a query is scaled by sm_scale * log2(e) when it is loaded, and a page's
  * weight enters as log2(weight) added to its logits. Results are natural.
@@ -22,20 +23,15 @@
 
 #include "cpu.h"
 
-#define LK_BLOCK_TOKENS  64 /* 32 KiB of bf16 keys and values at d 128: half of them fit L1 */
-#define LK_BLOCK_PAGES   8  /* of the smallest page, 8 tokens */
-#define LK_BLOCK_STRIDE  80 /* logits of a query; a vector may write past the last token */
-#define LK_TILE_QUERIES  64 /* queries that share a load of keys: at most this much stack */
-#define LK_CHUNK_QUERIES 4  /* queries whose accumulators fit registers */
+#define LK_TILE_QUERIES  64 /* share a walk: their floats are 64 KiB of stack at d 256 */
+#define LK_CHUNK_QUERIES 4  /* share a conversion: their accumulators fit registers */
+#define LK_LOGITS_STRIDE 80 /* of a query: a page, and a vector that may be written past its end */
 
-struct lk_block {
-    uint32_t pages, tokens;                  /* tokens: sum of count */
-    uint32_t count[LK_BLOCK_PAGES];          /* tokens of each page */
-    const uint8_t *key[LK_BLOCK_PAGES];      /* [count][head_dim] */
-    const uint8_t *value[LK_BLOCK_PAGES];    /* [count][head_dim] */
-    const uint8_t *next_key[LK_BLOCK_PAGES]; /* asked for while this block is computed */
-    const uint8_t *next_value[LK_BLOCK_PAGES];
-    const float *bias; /* [tokens] added to the logits, or NULL */
+struct lk_block {               /* a page of one KV head, as far as it is seen */
+    const uint8_t *key, *value; /* [tokens][head_dim] */
+    const uint8_t *next;        /* what is read after the values: asked for beside them */
+    uint32_t tokens;            /* 1..LK_PAGE_TOKENS_MAX */
+    float bias;                 /* added to the logits */
 };
 
 /*
@@ -45,11 +41,11 @@ struct lk_block {
  */
 struct lk_vector {
     uint32_t pair; /* 0: natural order */
-    /* logits[i * LK_BLOCK_STRIDE + t] = q_i . key_t */
+    /* logits[i * LK_LOGITS_STRIDE + t] = q_i . key_t */
     void (*dot[4])(const struct lk_block *block, const float *q, uint32_t queries,
                    uint32_t head_dim, float *logits);
     /* Logits to weights 2^(logit - peak), in place; peak and mass brought up to date; decay: what the
-     * accumulators so far must be multiplied by. */
+     * accumulators so far must be multiplied by. These three have room for LK_CHUNK_QUERIES. */
     void (*soften)(const struct lk_block *block, uint32_t queries, float *logits, float *peak,
                    float *mass, float *decay);
     /* acc[i][:] = decay_i * acc[i][:] + sum over t of weights_i,t * value_t */
@@ -82,13 +78,17 @@ struct lk_partial {
     float peak, mass;
 };
 
+struct lk_tile {            /* heads * tokens * group <= LK_TILE_QUERIES */
+    uint32_t head, heads;   /* KV heads */
+    uint32_t token, tokens; /* of the row's queries */
+};
+
 /*
- * Queries of `tokens` tokens from `token` on (tokens * group <= LK_TILE_QUERIES), KV head `head`, over a
- * span; each query sees only tokens up to its own position.
- * partial [tokens * group], values [tokens * group][head_dim].
+ * A tile's queries over a span; each sees only tokens up to its own position. A span with a list is for
+ * rows of one token. partial [heads][tokens][group], values [heads][tokens][group][head_dim].
  */
-void lk_attend(const struct lk_row *row, uint32_t head, uint32_t token, uint32_t tokens,
-               const struct lk_span *span, struct lk_partial *partial, float *values);
+void lk_attend(const struct lk_row *row, const struct lk_tile *tile, const struct lk_span *span,
+               struct lk_partial *partial, float *values);
 
 /* scores[g * stride] = exact ln mass of page `page` of the row for the group's queries of token 0. */
 void lk_attend_score(const struct lk_row *row, uint32_t head, uint64_t page, float *scores,

@@ -7,12 +7,12 @@
  * Idea: a register tile. `dot` holds LANES sums, of four queries and LANES / 4 tokens: every vector of keys
  * is converted once and meets four queries, every vector of a query meets LANES / 4 tokens; at the end a
  * tree of additions turns LANES vectors into one vector of LANES products. `gather` holds four
- * queries and a piece of the head dimension in registers over all tokens of the block, so that an accumulator
- * is loaded and stored once a block. With AVX-512 both tiles are 16 of 32 registers.
+ * queries and a piece of the head dimension in registers over all tokens of the page, so that an accumulator
+ * is loaded and stored once a page. With AVX-512 both tiles are 16 of 32 registers.
  *
  * Measured (d 128, bf16, four queries, one Zen 4 core): a token takes 64 products of 512 bits and some 30
- * other instructions; the rest of the time is memory's. The next block's lines are asked for one by one
- * beside the loads of this one: asking for a whole block at once fills the miss buffers and waits.
+ * other instructions. Lines of what is read next are asked for one by one beside the loads of this: a page's
+ * values while its keys are read, then the next keys.
  *
  * Order of sums: over pairs of vectors within a token, over tokens in order; lanes are added last.
  */
@@ -53,7 +53,7 @@ LK_INLINE void load_pair(uint32_t dtype, const uint8_t *from, uint32_t i, lanes 
     }
 }
 
-/* Ask for the bytes of a pair, where the path's machines gain from it. */
+/* Ask for the bytes of a pair of what is read next, where the path's machines gain from it. */
 LK_INLINE void ask(uint32_t dtype, const uint8_t *from, uint32_t i) {
 #if LANES > 4
     for (size_t at = 0; at < PAIR * bytes_of(dtype); at += LINE)
@@ -79,30 +79,43 @@ LK_INLINE lanes mix(lanes a, lanes b, int distance) {
 #endif
 }
 
+/* Of 2 * count vectors, count: neighbours added across `distance`, theirs side by side. */
+LK_INLINE void fold(lanes *sums, int count, int distance) {
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) {
+        lanes a = sums[2 * i], b = sums[2 * i + 1];
+        sums[i] = mix(a, b, distance) + lanes_swap(mix(b, a, distance), distance);
+    }
+}
+
 /* sums[0..LANES) -> lane i: the sum of all lanes of sums[i]. */
 LK_INLINE lanes add_across(lanes *sums) {
-#pragma GCC unroll 4
-    for (int distance = 1; distance < LANES; distance *= 2)
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i += 2 * distance) {
-            lanes a = sums[i], b = sums[i + distance];
-            sums[i] = mix(a, b, distance) + lanes_swap(mix(b, a, distance), distance);
-        }
+    fold(sums, LANES / 2, 1);
+    fold(sums, LANES / 4, 2);
+#if LANES > 4
+    fold(sums, LANES / 8, 4);
+#endif
+#if LANES > 8
+    fold(sums, LANES / 16, 8);
+#endif
     return sums[0];
 }
 
-/* STEP tokens whose keys begin at key[..]; logits of query i at to[i * LK_BLOCK_STRIDE]. */
-LK_INLINE void dot_step(uint32_t dtype, const uint8_t *const *key, const uint8_t *const *next,
-                        const float *q, uint32_t queries, uint32_t head_dim, float *to) {
-    lanes sum[LANES] = {0};
+/* STEP tokens whose keys begin at key[..]; logits of query i at to[i * LK_LOGITS_STRIDE]. */
+LK_INLINE void dot_step(uint32_t dtype, const uint8_t *const *key, size_t ahead, const float *q,
+                        uint32_t queries, uint32_t head_dim, float *to) {
+    lanes sum[LANES];
     uint32_t x = 0;
 
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+        sum[i] = (lanes){0};
     for (; x + PAIR <= head_dim; x += PAIR) {
         lanes k[STEP][2];
 #pragma GCC unroll 4
         for (uint32_t t = 0; t < STEP; t++) {
             load_pair(dtype, key[t], x, k[t]);
-            ask(dtype, next[t], x);
+            ask(dtype, key[t] + ahead, x);
         }
 #pragma GCC unroll 4
         for (uint32_t i = 0; i < queries; i++) {
@@ -127,75 +140,63 @@ LK_INLINE void dot_step(uint32_t dtype, const uint8_t *const *key, const uint8_t
     lanes all = add_across(sum);
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < queries; i++)
-        memcpy(to + i * LK_BLOCK_STRIDE, (float *)&all + i * STEP, STEP * sizeof(float));
+        memcpy(to + i * LK_LOGITS_STRIDE, (float *)&all + i * STEP, STEP * sizeof(float));
 }
 
-LK_INLINE void dot_page(uint32_t dtype, const struct lk_block *block, uint32_t p, const float *q,
-                        uint32_t queries, uint32_t head_dim, float *to) {
-    size_t token = head_dim * bytes_of(dtype);
-    const uint8_t *next = block->next_key[p] ? block->next_key[p] : block->key[p];
+LK_INLINE void dot_queries(uint32_t dtype, const struct lk_block *block, const float *q,
+                           uint32_t queries, uint32_t head_dim, float *to) {
+    size_t token = head_dim * bytes_of(dtype), ahead = (size_t)(block->value - block->key);
 
-    for (uint32_t t = 0; t < block->count[p]; t += STEP) {
-        const uint8_t *key[STEP], *asked[STEP];
-        for (uint32_t i = 0; i < STEP; i++) { /* a last step repeats the last token: its sums are
-                                                 overwritten or ignored */
-            size_t at = t + i < block->count[p] ? t + i : block->count[p] - 1;
-            key[i] = block->key[p] + at * token;
-            asked[i] = next + at * token;
-        }
-        dot_step(dtype, key, asked, q, queries, head_dim, to + t);
+    for (uint32_t t = 0; t < block->tokens; t += STEP) {
+        const uint8_t *key[STEP];
+#pragma GCC unroll 4
+        for (uint32_t i = 0; i < STEP; i++) /* a last step repeats the last token; what it says of
+                                               it is ignored */
+            key[i] = block->key + (t + i < block->tokens ? t + i : block->tokens - 1) * token;
+        dot_step(dtype, key, ahead, q, queries, head_dim, to + t);
     }
 }
 
 LK_INLINE void dot(uint32_t dtype, const struct lk_block *block, const float *q, uint32_t queries,
                    uint32_t head_dim, float *logits) {
-    uint32_t at = 0;
-
-    for (uint32_t p = 0; p < block->pages; p++) {
-        if (queries == 4)
-            dot_page(dtype, block, p, q, 4, head_dim, logits + at);
-        else if (queries == 3)
-            dot_page(dtype, block, p, q, 3, head_dim, logits + at);
-        else if (queries == 2)
-            dot_page(dtype, block, p, q, 2, head_dim, logits + at);
-        else
-            dot_page(dtype, block, p, q, 1, head_dim, logits + at);
-        at += block->count[p];
-    }
+    if (queries == 4)
+        dot_queries(dtype, block, q, 4, head_dim, logits);
+    else if (queries == 3)
+        dot_queries(dtype, block, q, 3, head_dim, logits);
+    else if (queries == 2)
+        dot_queries(dtype, block, q, 2, head_dim, logits);
+    else
+        dot_queries(dtype, block, q, 1, head_dim, logits);
 }
 
 /* Channels x..x + vectors * LANES - 1 of the accumulators. */
 LK_INLINE void gather_piece(uint32_t dtype, const struct lk_block *block, const float *weights,
                             uint32_t queries, uint32_t head_dim, const float *decay, float *acc,
                             uint32_t x, uint32_t vectors) {
+    const uint8_t *value = block->value, *next = block->next;
     size_t token = head_dim * bytes_of(dtype);
     lanes sum[4][PIECE];
-    uint32_t at = 0;
 
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < queries; i++)
 #pragma GCC unroll 4
         for (uint32_t v = 0; v < vectors; v++)
             sum[i][v] = lanes_load(acc + i * head_dim + x + v * LANES) * lanes_set(decay[i]);
-    for (uint32_t p = 0; p < block->pages; p++) {
-        const uint8_t *value = block->value[p];
-        const uint8_t *next = block->next_value[p] ? block->next_value[p] : value;
-        for (uint32_t t = 0; t < block->count[p]; t++, at++, value += token, next += token) {
-            lanes v[PIECE];
-            if (vectors == 1)
-                v[0] = element_load(dtype, value, x);
+    for (uint32_t t = 0; t < block->tokens; t++, value += token, next += token) {
+        lanes v[PIECE];
+        if (vectors == 1)
+            v[0] = element_load(dtype, value, x);
 #pragma GCC unroll 2
-            for (uint32_t y = 0; y + 1 < vectors; y += 2) {
-                load_pair(dtype, value, x + y * LANES, v + y);
-                ask(dtype, next, x + y * LANES);
-            }
+        for (uint32_t y = 0; y + 1 < vectors; y += 2) {
+            load_pair(dtype, value, x + y * LANES, v + y);
+            ask(dtype, next, x + y * LANES);
+        }
 #pragma GCC unroll 4
-            for (uint32_t i = 0; i < queries; i++) {
-                lanes weight = lanes_set(weights[i * LK_BLOCK_STRIDE + at]);
+        for (uint32_t i = 0; i < queries; i++) {
+            lanes weight = lanes_set(weights[i * LK_LOGITS_STRIDE + t]);
 #pragma GCC unroll 4
-                for (uint32_t y = 0; y < vectors; y++)
-                    sum[i][y] = lanes_fma(weight, v[y], sum[i][y]);
-            }
+            for (uint32_t y = 0; y < vectors; y++)
+                sum[i][y] = lanes_fma(weight, v[y], sum[i][y]);
         }
     }
 #pragma GCC unroll 4
@@ -278,29 +279,63 @@ LK_INLINE void store_some(float *to, uint64_t i, uint64_t count, lanes x) {
         memcpy(to + i, &x, (count - i) * sizeof(float));
 }
 
+/* Lane i: of sums[i % 4] the sum of all lanes, or the largest. */
+LK_INLINE lanes add_four(lanes *sums) {
+    fold(sums, 2, 1);
+    fold(sums, 1, 2);
+    for (int distance = 4; distance < LANES; distance *= 2)
+        sums[0] += lanes_swap(sums[0], distance);
+    return sums[0];
+}
+LK_INLINE lanes largest_four(lanes *x) {
+    lanes low = lanes_max(mix(x[0], x[1], 1), lanes_swap(mix(x[1], x[0], 1), 1));
+    lanes high = lanes_max(mix(x[2], x[3], 1), lanes_swap(mix(x[3], x[2], 1), 1));
+    lanes all = lanes_max(mix(low, high, 2), lanes_swap(mix(high, low, 2), 2));
+
+    for (int distance = 4; distance < LANES; distance *= 2)
+        all = lanes_max(all, lanes_swap(all, distance));
+    return all;
+}
+
+/* Lane i: from[i % 4]. */
+LK_INLINE lanes load_four(const float *from) {
+    float four[LANES];
+
+    for (int i = 0; i < LANES; i++)
+        four[i] = from[i % 4];
+    return lanes_load(four);
+}
+
+/* The four states are one vector: one exponential makes all decays. */
 static void soften(const struct lk_block *block, uint32_t queries, float *logits, float *peak,
                    float *mass, float *decay) {
-    for (uint32_t i = 0; i < queries; i++) {
-        float *x = logits + i * LK_BLOCK_STRIDE;
-        lanes high = lanes_set(peak[i]), total = {0};
+    lanes part[4] = {{0}}, nothing = lanes_set(-INFINITY), old = load_four(peak),
+          weights[4] = {{0}};
 
-        for (uint32_t t = 0; t < block->tokens; t += LANES) {
-            lanes z = load_some(x, t, block->tokens);
-            if (block->bias)
-                z += load_some(block->bias, t, block->tokens);
-            lanes_store(x + t, z); /* LK_BLOCK_STRIDE leaves room */
-            high = lanes_max(z, high);
-        }
-        float top = lanes_largest(high), base = top == -INFINITY ? 0 : top;
-        for (uint32_t t = 0; t < block->tokens; t += LANES) {
-            lanes w = exp2_lanes(lanes_load(x + t) - base);
-            lanes_store(x + t, w);
-            total += w;
-        }
-        decay[i] = exp2_lanes(lanes_set(peak[i] - base))[0];
-        mass[i] = mass[i] * decay[i] + lanes_sum(total);
-        peak[i] = top;
+    for (uint32_t i = 0; i < queries; i++) {
+        float *x = logits + i * LK_LOGITS_STRIDE;
+        lanes_store(x + block->tokens, nothing);
+        part[i] = nothing;
+        for (uint32_t t = 0; t < block->tokens; t += LANES)
+            part[i] = lanes_max(lanes_load(x + t), part[i]);
     }
+    lanes top = lanes_max(largest_four(part) + block->bias, old);
+    ilanes none = top == nothing; /* nothing finite yet: -inf - base must stay -inf */
+    lanes base = (lanes)((ilanes)top & ~none);
+    for (uint32_t i = 0; i < queries; i++) {
+        float *x = logits + i * LK_LOGITS_STRIDE;
+        lanes shift = lanes_set(block->bias - base[i]);
+        for (uint32_t t = 0; t < block->tokens; t += LANES) {
+            lanes w = exp2_lanes(lanes_load(x + t) + shift);
+            lanes_store(x + t, w);
+            weights[i] += w;
+        }
+    }
+    lanes fall = exp2_lanes(old - base);
+    lanes sums = lanes_fma(load_four(mass), fall, add_four(weights));
+    memcpy(peak, &top, 4 * sizeof *peak);
+    memcpy(mass, &sums, 4 * sizeof *mass);
+    memcpy(decay, &fall, 4 * sizeof *decay);
 }
 
 static float largest(const float *x, uint64_t count) {

@@ -9,9 +9,9 @@
  *   prepare, prune, select, merge   a KV head
  *   scan                            a KV head and SCAN_UNITS pages or superpages
  *   rescan                          a KV head and RESCAN_PAGES listed pages
- *   attend                          a KV head, a tile of tokens, a span of pages. A sparse row's
- *                                   kept and sampled pages lie in spans of their own, so that the
- *                                   mass of the kept is known by itself
+ *   attend                          a tile of tokens and KV heads, and a span of pages. A sparse
+ *                                   row's tile is one head; its kept and sampled pages lie in spans of
+ *                                   their own, so that the mass of the kept is known by itself
  *
  * A tree whose superpages would all be expanded, and a nested scan whose pages would all be scored
  * again, is a full scan: the last scores are the same, the first pass is saved.
@@ -43,7 +43,8 @@ struct plan {
     uint32_t keep, sample;      /* N - m; m */
     uint64_t units, candidates; /* scored in the first pass; scored again */
     uint64_t mixed;             /* tree: superpages, the newest page, candidates: one softmax */
-    uint32_t tile_tokens, tiles, tile_queries;
+    uint32_t tile_tokens, tile_heads, tile_queries;
+    uint32_t tiles, head_tiles; /* along tokens, along heads */
     uint64_t span_pages;
     uint32_t kept_spans, spans; /* of all spans, the first so many hold kept pages */
     bool direct;                /* one span: attend writes the output itself */
@@ -93,22 +94,23 @@ static void plan_spans(const struct lk_row *row, struct plan *p) {
     const struct lk_geometry *g = &row->pool->geometry;
 
     if (p->sparse) {
-        p->tile_tokens = p->tiles = 1;
+        p->tile_tokens = p->tile_heads = 1;
         p->span_pages =
             most(SPARSE_TOKENS / g->page_tokens, quotient_up(most(p->keep, p->sample), SPANS_MAX));
         p->kept_spans = (uint32_t)quotient_up(p->keep, p->span_pages);
         p->spans = p->kept_spans + (uint32_t)quotient_up(p->sample, p->span_pages);
     } else {
         p->tile_tokens = (uint32_t)least(LK_TILE_QUERIES / g->group, row->tokens);
-        p->tiles = (uint32_t)quotient_up(row->tokens, p->tile_tokens);
-        uint64_t spans = row->tokens == 1 ? SPANS_MAX : most(TILE_SPANS / p->tiles, 1);
-        uint64_t block = LK_BLOCK_TOKENS / g->page_tokens;
-        p->span_pages = most(DENSE_TOKENS / g->page_tokens,
-                             quotient_up(quotient_up(p->pages, spans), block) * block);
+        p->tile_heads = (uint32_t)least(LK_TILE_QUERIES / (g->group * p->tile_tokens), g->kv_heads);
+        uint64_t tiles = quotient_up(row->tokens, p->tile_tokens);
+        uint64_t spans = row->tokens == 1 ? SPANS_MAX : most(TILE_SPANS / tiles, 1);
+        p->span_pages = most(DENSE_TOKENS / g->page_tokens, quotient_up(p->pages, spans));
         p->kept_spans = p->spans = (uint32_t)quotient_up(p->pages, p->span_pages);
         p->direct = p->spans == 1;
     }
-    p->tile_queries = p->tile_tokens * g->group;
+    p->tiles = (uint32_t)quotient_up(row->tokens, p->tile_tokens);
+    p->head_tiles = (uint32_t)quotient_up(g->kv_heads, p->tile_heads);
+    p->tile_queries = p->tile_tokens * p->tile_heads * g->group;
 }
 
 static size_t reserve(size_t *bytes, uint64_t count, size_t size) {
@@ -142,7 +144,7 @@ static void plan_workspace(const struct lk_row *row, struct plan *p) {
         p->bytes = p->head + head * g->kv_heads;
     }
     if (!p->direct) {
-        uint64_t states = (uint64_t)g->kv_heads * p->tiles * p->spans * p->tile_queries;
+        uint64_t states = (uint64_t)p->tiles * p->head_tiles * p->spans * p->tile_queries;
         p->partial = reserve(&p->bytes, states, sizeof(struct lk_partial));
         p->values = reserve(&p->bytes, states, g->head_dim * sizeof(float));
     }
@@ -192,9 +194,15 @@ static struct view view_of(const struct lk_row *row, const struct plan *p, uint3
     };
 }
 
-/* First state of a tile's span. */
-static uint64_t state_of(const struct plan *p, uint32_t head, uint32_t tile, uint32_t span) {
-    return (((uint64_t)head * p->tiles + tile) * p->spans + span) * p->tile_queries;
+/* A query's place in its tile, and its state after the tile's first span; the next is tile_queries on. */
+static uint64_t state_of(const struct lk_row *row, const struct plan *p, uint32_t head,
+                         uint32_t token, uint32_t g) {
+    uint32_t group = row->pool->geometry.group, first = token - token % p->tile_tokens;
+    uint64_t tile = (uint64_t)token / p->tile_tokens * p->head_tiles + head / p->tile_heads;
+    uint64_t tokens = least(p->tile_tokens, row->tokens - first);
+
+    return tile * p->spans * p->tile_queries +
+           (head % p->tile_heads * tokens + token - first) * group + g;
 }
 static struct lk_partial *partial_of(const struct lk_row *row, const struct plan *p) {
     return (struct lk_partial *)(row->workspace + p->partial);
@@ -450,9 +458,7 @@ void lk_cpu_select_task(struct lk_row *row, uint32_t task) {
 uint32_t lk_cpu_attend_tasks(const struct lk_row *row) {
     struct plan p;
 
-    if (!plan_make(row, &p))
-        return 0;
-    return row->pool->geometry.kv_heads * p.tiles * p.spans;
+    return plan_make(row, &p) ? p.tiles * p.spans * p.head_tiles : 0;
 }
 
 static struct lk_span span_of(const struct lk_row *row, const struct plan *p, uint32_t head,
@@ -483,33 +489,37 @@ static void finish(const struct lk_row *row, const struct plan *p, uint32_t head
         row->lse[at] = lse;
 }
 
-static void attend_direct(const struct lk_row *row, const struct plan *p, uint32_t head,
-                          uint32_t token, uint32_t tokens, const struct lk_span *span) {
+static void attend_direct(const struct lk_row *row, const struct plan *p,
+                          const struct lk_tile *tile, const struct lk_span *span) {
     struct lk_partial partial[LK_TILE_QUERIES];
-    _Alignas(64) float values[LK_TILE_QUERIES * LK_HEAD_DIM_MAX];
+    float values[LK_TILE_QUERIES * LK_HEAD_DIM_MAX];
     uint32_t group = row->pool->geometry.group, head_dim = row->pool->geometry.head_dim;
+    uint32_t queries = tile->tokens * group;
 
-    lk_attend(row, head, token, tokens, span, partial, values);
-    for (uint32_t i = 0; i < tokens * group; i++)
-        finish(row, p, head, token + i / group, i % group, partial + i,
-               values + (size_t)i * head_dim);
+    lk_attend(row, tile, span, partial, values);
+    for (uint32_t i = 0; i < tile->heads * queries; i++)
+        finish(row, p, tile->head + i / queries, tile->token + i % queries / group, i % group,
+               partial + i, values + (size_t)i * head_dim);
 }
 
 void lk_cpu_attend_task(struct lk_row *row, uint32_t task) {
+    const struct lk_geometry *g = &row->pool->geometry;
     struct plan p;
 
-    plan_make(row, &p);
-    uint32_t span = task % p.spans, tile = task / p.spans % p.tiles;
-    uint32_t head = task / p.spans / p.tiles, token = tile * p.tile_tokens;
-    uint32_t tokens = (uint32_t)least(p.tile_tokens, row->tokens - token);
-    struct lk_span of = span_of(row, &p, head, span);
+    plan_make(row, &p); /* tasks side by side in time read side by side in memory */
+    uint32_t span = task / p.head_tiles % p.spans;
+    struct lk_tile tile = {.head = task % p.head_tiles * p.tile_heads,
+                           .token = task / p.head_tiles / p.spans * p.tile_tokens};
+    tile.heads = (uint32_t)least(p.tile_heads, g->kv_heads - tile.head);
+    tile.tokens = (uint32_t)least(p.tile_tokens, row->tokens - tile.token);
+    struct lk_span of = span_of(row, &p, tile.head, span);
     if (p.direct) {
-        attend_direct(row, &p, head, token, tokens, &of);
+        attend_direct(row, &p, &tile, &of);
         return;
     }
-    uint64_t state = state_of(&p, head, tile, span);
-    lk_attend(row, head, token, tokens, &of, partial_of(row, &p) + state,
-              values_of(row, &p) + state * row->pool->geometry.head_dim);
+    uint64_t state = state_of(row, &p, tile.head, tile.token, 0) + (uint64_t)span * p.tile_queries;
+    lk_attend(row, &tile, &of, partial_of(row, &p) + state,
+              values_of(row, &p) + state * g->head_dim);
 }
 
 /* ---- merge ---- */
@@ -525,7 +535,7 @@ static float captured(const struct lk_row *row, const struct plan *p, uint32_t h
     float sum = 0;
 
     for (uint32_t g = 0; g < group; g++) {
-        const struct lk_partial *partial = partial_of(row, p) + state_of(p, head, 0, 0) + g;
+        const struct lk_partial *partial = partial_of(row, p) + state_of(row, p, head, 0, g);
         float kept = lk_attend_lse(partial, p->kept_spans, p->tile_queries);
         if (p->sample)
             sum += expf(kept - lk_attend_lse(partial, p->spans, p->tile_queries));
@@ -605,8 +615,7 @@ void lk_cpu_merge_task(struct lk_row *row, uint32_t task) {
     plan_make(row, &p);
     for (uint32_t token = 0; !p.direct && token < row->tokens; token++)
         for (uint32_t g = 0; g < group; g++) {
-            uint64_t state =
-                state_of(&p, task, token / p.tile_tokens, 0) + token % p.tile_tokens * group + g;
+            uint64_t state = state_of(row, &p, task, token, g);
             finish(row, &p, task, token, g, partial_of(row, &p) + state,
                    values_of(row, &p) + state * row->pool->geometry.head_dim);
         }

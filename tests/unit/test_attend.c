@@ -148,7 +148,8 @@ START_TEST(listed_pages_with_weights) {
         by_page[list[i]] = (double)weight[i];
     for (uint32_t head = 0; head < 2; head++) {
         struct lk_span span = {list, weight, 0, 13};
-        lk_attend(&bed->row, head, 0, 1, &span, partial, values);
+        struct lk_tile tile = {.head = head, .heads = 1, .tokens = 1};
+        lk_attend(&bed->row, &tile, &span, partial, values);
         for (uint32_t i = 0; i < 5; i++) {
             float out[96], lse = lk_attend_merge(partial + i, values + i * 96, 1, 5, 96, out);
             double ref = bed_attend(bed, 0, head * 5 + i, bed->tokens, by_page, want);
@@ -172,11 +173,12 @@ START_TEST(merging_parts) {
                              {.first = 3, .count = 0},
                              {.first = 3, .count = 6},
                              {.first = 9, .count = 1}};
+    struct lk_tile tile = {.heads = 1, .tokens = 1};
     for (int i = 0; i < 4; i++)
-        lk_attend(&bed->row, 0, 0, 1, &part[i], partial + i, values + i * 64);
+        lk_attend(&bed->row, &tile, &part[i], partial + i, values + i * 64);
     float lse = lk_attend_merge(partial, values, 4, 1, 64, out);
     struct lk_span all = {.first = 0, .count = 10};
-    lk_attend(&bed->row, 0, 0, 1, &all, partial, values);
+    lk_attend(&bed->row, &tile, &all, partial, values);
     ck_assert_float_lt(fabsf(lk_attend_merge(partial, values, 1, 1, 64, whole) - lse), 1e-5f);
     for (int x = 0; x < 64; x++)
         ck_assert_float_lt(fabsf(out[x] - whole[x]), 1e-5f);
