@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "../graphs/engine.h"
+#include "limits.h"
 #include "log.h"
 #include "report.h"
 #include "server.h"
@@ -68,7 +69,7 @@ static int open_engine(struct daemon *daemon) {
         .threads = daemon->placement.threads,
         .cpus = daemon->placement.pinned ? daemon->placement.cpus : NULL,
         .spin_us = daemon->config.spin_us,
-        .workspace_bytes = daemon->config.workspace_bytes,
+        .workspace_bytes = lk_workspace_bytes(&daemon->config),
         .cpu_path = daemon->config.cpu_path,
     };
     return lk_engine_open(&options, &daemon->engine, daemon->why, sizeof(daemon->why));

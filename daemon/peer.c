@@ -59,7 +59,7 @@ void lk_peer_hang_up(struct lk_server *server, struct lk_peer *peer) {
     peer->state = LK_PEER_LEAVING;
     lk_log_peer(LK_LOG_INFO, "client %u is gone (%s)", peer->channel, peer_words(peer, words));
     lk_intake_channel_remove(server->intake, peer->channel);
-    lk_server_tell_status(server);
+    lk_server_status_changed(server);
 }
 
 void lk_peer_released(struct lk_server *server, struct lk_peer *peer) {
@@ -284,7 +284,7 @@ static void greet(struct lk_server *server, struct lk_peer *peer, const struct l
     if (send_welcome(server, peer, minor))
         lk_peer_hang_up(server, peer);
     else
-        lk_server_tell_status(server);
+        lk_server_status_changed(server);
 }
 
 /* ---- questions ---- */

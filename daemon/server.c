@@ -111,7 +111,7 @@ static void take_released(struct lk_server *server) {
                 peer->channel == ids[i])
                 lk_peer_released(server, peer);
         }
-    lk_server_tell_status(server);
+    lk_server_status_changed(server);
 }
 
 uint32_t lk_server_channels(const struct lk_server *server) {
@@ -129,9 +129,15 @@ static const char *status_words(const struct lk_server *server, char text[96]) {
     return text;
 }
 
-void lk_server_tell_status(const struct lk_server *server) {
+void lk_server_status_changed(struct lk_server *server) {
+    server->status_stale = true;
+}
+
+static void tell_status(struct lk_server *server, uint64_t now) {
     char words[96];
     lk_notify_status(status_words(server, words));
+    server->status_stale = false;
+    server->status_ns = now + SECOND_NS;
 }
 
 /* ---- accepting ---- */
@@ -163,7 +169,7 @@ void lk_server_drain(struct lk_server *server, bool drain) {
         lk_log(LK_LOG_INFO, drain ? "draining: no new sequences and leases" : "resumed");
     server->draining = drain;
     lk_intake_drain(server->intake, drain);
-    lk_server_tell_status(server);
+    lk_server_status_changed(server);
 }
 
 struct changes {
@@ -272,6 +278,10 @@ static uint64_t keep_time(struct lk_server *server) {
         next = earlier(next, server->resume_ns);
     if (server->stopping)
         next = earlier(next, now + STOP_LOOK_NS);
+    if (server->status_stale && now >= server->status_ns)
+        tell_status(server, now);
+    if (server->status_stale)
+        next = earlier(next, server->status_ns);
     for (uint32_t i = 0; i < LK_PEERS_MAX; i++) {
         struct lk_peer *peer = &server->peer[i];
         bool waits = peer->state == LK_PEER_GREETING || peer->state == LK_PEER_REFUSED;

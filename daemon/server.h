@@ -44,6 +44,8 @@ struct lk_server {
     bool stopping;
     uint64_t stop_ns;   /* stopping: not later than */
     uint64_t resume_ns; /* accepting is suspended until then; 0: it is not */
+    uint64_t status_ns; /* systemd gets no new status before: clients come and go as they like */
+    bool status_stale;
     int epoll, signals, released_event;
     struct {
         pthread_mutex_t lock;
@@ -76,7 +78,8 @@ int lk_server_reload(struct lk_server *server, json_t *taken, json_t *restart, c
                      size_t why_bytes);
 /* How many peers have a channel, living or leaving. */
 uint32_t lk_server_channels(const struct lk_server *server);
-void lk_server_tell_status(const struct lk_server *server);
+/* Something that systemd's status line says has changed. */
+void lk_server_status_changed(struct lk_server *server);
 /* lk_channel_open.released: intake thread. */
 void lk_server_released(void *owner, uint32_t id);
 

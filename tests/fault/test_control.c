@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * test_control.c - the daemon's life: start and stop, sockets made, stale, live and passed, exit
+ * codes, what systemd hears, reload, drain, idleness. A real daemon is run for each test.
+ */
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sysexits.h>
+#include <unistd.h>
+
+#include "../common/rig.h"
+#include "locks.h"
+
+static void assert_has(const char *text, const char *words) {
+    ck_assert_msg(strstr(text, words) != NULL, "'%s' lacks '%s'", text, words);
+}
+
+/* Asks a verb that must be answered. */
+static json_t *ask(const struct rig *rig, const char *verb) {
+    char why[512] = "", *text;
+    int rc = locks_admin(rig->socket, verb, &text, why, sizeof(why));
+    ck_assert_msg(rc == 0, "%s: %s", verb, why);
+    json_t *reply = json_loads(text, 0, NULL);
+    ck_assert_ptr_nonnull(reply);
+    free(text);
+    return reply;
+}
+
+static json_int_t ask_number(const struct rig *rig, const char *verb, const char *name) {
+    json_t *reply = ask(rig, verb);
+    json_int_t value = json_integer_value(json_object_get(reply, name));
+    json_decref(reply);
+    return value;
+}
+
+static struct locks *connect_client(const struct rig *rig) {
+    struct locks_options options = {
+        .size = sizeof(options), .socket = rig->socket, .arena_bytes = 1 << 20};
+    struct locks *client;
+    ck_assert_msg(locks_connect(&options, &client) == 0, "%s", locks_error(NULL));
+    return client;
+}
+
+/* ---- start and stop ---- */
+
+START_TEST(starts_says_what_it_is_and_stops) {
+    struct rig rig;
+    rig_start(&rig, NULL);
+    const char *log = rig_log(&rig);
+    assert_has(log, "locksd ");
+    assert_has(log, "pool default: 2 layers, 1 KV heads x group 2, head_dim 64, pages of 16 "
+                    "tokens, rank 8, bf16");
+    assert_has(log, "room for ");
+    assert_has(log, "bytes a token");
+    assert_has(log, rig.socket);
+    assert_has(log, "may connect");
+    assert_has(log, "ready after");
+    kill(rig.pid, SIGTERM);
+    ck_assert(rig_hears(&rig, "STOPPING=1", 5));
+    ck_assert_int_eq(rig_wait(&rig, 10), EX_OK);
+    assert_has(rig_log(&rig), "stopped after");
+    ck_assert_int_eq(access(rig.socket, F_OK), -1);
+    rig_close(&rig);
+}
+END_TEST
+
+/* Arguments that end at once, the code and a word of the sentence. */
+static const struct {
+    const char *arguments[4];
+    int code;
+    const char *words;
+} ends[] = {
+    {{"--version"}, EX_OK, "locksd 0."},
+    {{"--help"}, EX_OK, "usage: locksd"},
+    {{"--check-config"}, EX_OK, "[pool default]\nlayers = 2\n"},
+    {{"--threads", "2"}, EX_USAGE, "unknown option '--threads'"},
+    {{"--set"}, EX_USAGE, "--set: its value is missing"},
+    {{"--config", "/nowhere/x.conf"}, EX_NOINPUT, "/nowhere/x.conf: cannot be opened"},
+    {{"--set", "daemon.threads=1000"}, EX_CONFIG, "1000 is not between 0 and 256"},
+    {{"--set", "pool default.head_dim=65"}, EX_CONFIG, "head_dim is 65; it may be 64, 80"},
+    {{"--set", "pool default.memory=64T"}, EX_OSERR, "the pools want 64.0 TiB, but "},
+    {{"--socket", "/nowhere/x.sock"},
+     EX_CANTCREAT,
+     "/nowhere: the folder of the socket cannot be opened"},
+};
+
+START_TEST(ends_with_a_code_and_a_sentence) {
+    struct rig rig;
+    char text[8192];
+    rig_open(&rig, NULL);
+    const char *arguments[8] = {"--config", rig.config, "--foreground"};
+    for (int i = 0; i < 4; i++)
+        arguments[3 + i] = ends[_i].arguments[i];
+    int code = rig_run("locksd", arguments, text, sizeof(text));
+    ck_assert_msg(code == ends[_i].code, "code %d, not %d: %s", code, ends[_i].code, text);
+    assert_has(text, ends[_i].words);
+    rig_close(&rig);
+}
+END_TEST
+
+/* ---- sockets ---- */
+
+static int bind_at(const char *path, int type) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, type, 0);
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+    ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    return fd;
+}
+
+START_TEST(replaces_a_stale_socket) {
+    struct rig rig;
+    rig_open(&rig, NULL);
+    close(bind_at(rig.socket, SOCK_SEQPACKET));
+    ck_assert_int_eq(access(rig.socket, F_OK), 0);
+    rig_launch(&rig, NULL);
+    ck_assert_msg(rig_hears(&rig, "READY=1", 30), "%s", rig_log(&rig));
+    locks_close(connect_client(&rig));
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
+START_TEST(does_not_steal_a_live_socket) {
+    struct rig rig;
+    char text[4096];
+    rig_start(&rig, NULL);
+    const char *arguments[] = {"--config", rig.config, "--foreground", NULL};
+    ck_assert_int_eq(rig_run("locksd", arguments, text, sizeof(text)), EX_CANTCREAT);
+    assert_has(text, "somebody listens there already");
+    locks_close(connect_client(&rig));
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
+START_TEST(leaves_a_file_alone) {
+    struct rig rig;
+    char text[4096];
+    rig_open(&rig, NULL);
+    close(open(rig.socket, O_CREAT | O_WRONLY, 0600));
+    const char *arguments[] = {"--config", rig.config, NULL};
+    ck_assert_int_eq(rig_run("locksd", arguments, text, sizeof(text)), EX_CANTCREAT);
+    assert_has(text, "exists and is no socket: it is left alone");
+    ck_assert_int_eq(access(rig.socket, F_OK), 0);
+    rig_close(&rig);
+}
+END_TEST
+
+/* After a stop, a socket that is no longer the daemon's own is not removed. */
+START_TEST(does_not_remove_anothers_socket) {
+    struct rig rig;
+    rig_start(&rig, NULL);
+    ck_assert_int_eq(unlink(rig.socket), 0);
+    int other = bind_at(rig.socket, SOCK_SEQPACKET);
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    ck_assert_int_eq(access(rig.socket, F_OK), 0);
+    close(other);
+    rig_close(&rig);
+}
+END_TEST
+
+/* As systemd does it: the listening socket is descriptor 3, and the environment says so. */
+static void launch_with_socket(struct rig *rig, int fd) {
+    char pid[16];
+    pid_t child = fork();
+    ck_assert_int_ge(child, 0);
+    if (child == 0) {
+        if (fd == 3)
+            fcntl(fd, F_SETFD, 0);
+        else
+            dup2(fd, 3);
+        snprintf(pid, sizeof(pid), "%d", getpid());
+        setenv("LISTEN_PID", pid, 1);
+        setenv("LISTEN_FDS", "1", 1);
+        rig_execute(rig, NULL);
+    }
+    rig->pid = child;
+}
+
+START_TEST(takes_a_socket_passed_by_systemd) {
+    struct rig rig;
+    rig_open(&rig, "[daemon]\nsocket = /nowhere/unused.sock\n");
+    int fd = bind_at(rig.socket, SOCK_SEQPACKET);
+    ck_assert_int_eq(listen(fd, 8), 0);
+    int early = rig_connect(&rig); /* before there is a daemon: served once there is */
+    launch_with_socket(&rig, fd);
+    ck_assert_msg(rig_hears(&rig, "READY=1", 30), "%s", rig_log(&rig));
+    assert_has(rig_log(&rig), "(systemd's)");
+    locks_close(connect_client(&rig));
+    close(early);
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    ck_assert_int_eq(access(rig.socket, F_OK), 0); /* systemd's to remove */
+    close(fd);
+    rig_close(&rig);
+}
+END_TEST
+
+START_TEST(refuses_a_wrong_passed_socket) {
+    struct rig rig;
+    rig_open(&rig, NULL);
+    int fd = bind_at(rig.socket, SOCK_STREAM);
+    ck_assert_int_eq(listen(fd, 8), 0);
+    launch_with_socket(&rig, fd);
+    ck_assert_int_eq(rig_wait(&rig, 10), EX_CANTCREAT);
+    assert_has(rig_log(&rig), "use ListenSequentialPacket=");
+    close(fd);
+    rig_close(&rig);
+}
+END_TEST
+
+/* ---- reload ---- */
+
+START_TEST(reloads_a_good_file) {
+    struct rig rig;
+    rig_start(&rig, NULL);
+    rig_configure(&rig,
+                  "[limits]\nmax_channels = 3\nmax_channels_per_uid = 2\n[daemon]\nthreads = 2\n");
+    kill(rig.pid, SIGHUP);
+    ck_assert(rig_hears(&rig, "RELOADING=1", 5));
+    ck_assert(rig_hears(&rig, "READY=1", 5));
+    ck_assert(rig_logs(&rig, "reload: limits.max_channels is changed", 5));
+    assert_has(rig_log(&rig),
+               "reload: daemon.threads differs in the file, and is taken only by a restart");
+    ck_assert_int_eq(ask_number(&rig, "status", "clients_max"), 3);
+    json_t *reply = ask(&rig, "reload");
+    ck_assert_uint_eq(json_array_size(json_object_get(reply, "taken")), 0);
+    ck_assert_str_eq(json_string_value(json_array_get(json_object_get(reply, "restart_needed"), 0)),
+                     "daemon.threads");
+    json_decref(reply);
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
+START_TEST(keeps_all_when_the_file_is_bad) {
+    struct rig rig;
+    char why[512] = "", *text;
+    rig_start(&rig, NULL);
+    rig_configure(&rig, "[limits]\nmax_channels = 3\nmax_channel = 1\n");
+    kill(rig.pid, SIGHUP);
+    ck_assert(rig_logs(&rig, "reload: all stays as it was: ", 5));
+    assert_has(rig_log(&rig), "has no key 'max_channel'");
+    ck_assert_int_eq(ask_number(&rig, "status", "clients_max"), 4);
+    ck_assert_int_eq(locks_admin(rig.socket, "reload", &text, why, sizeof(why)), -EINVAL);
+    assert_has(why, "has no key 'max_channel'");
+    const char *ctl[] = {"--socket", rig.socket, "reload", NULL};
+    char out[1024];
+    ck_assert_int_eq(rig_run("locksctl", ctl, out, sizeof(out)), EX_CONFIG);
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
+/* ---- drain and stop with clients ---- */
+
+START_TEST(an_idle_client_does_not_hold_up_a_stop) {
+    struct rig rig;
+    rig_start(&rig, "[daemon]\ndrain_seconds = 60\n");
+    struct locks *client = connect_client(&rig);
+    double begun = rig_now();
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    ck_assert(rig_now() - begun < 10);
+    locks_close(client);
+    rig_close(&rig);
+}
+END_TEST
+
+START_TEST(a_stop_waits_for_sequences_as_long_as_it_may) {
+    struct rig rig;
+    locks_handle sequence, second;
+    struct locks_completion completion;
+    rig_start(&rig, NULL);
+    struct locks *client = connect_client(&rig);
+    ck_assert_int_eq(locks_sequence_create(client, 0, &sequence), 0);
+    double begun = rig_now();
+    kill(rig.pid, SIGTERM);
+    ck_assert(rig_logs(&rig, "SIGTERM: stopping; waiting up to 1 s for the work of 1 client", 5));
+    ck_assert_int_eq(locks_sequence_create(client, 0, &second), -ESHUTDOWN);
+    struct locks_options options = {.size = sizeof(options), .socket = rig.socket};
+    struct locks *late;
+    ck_assert_int_eq(locks_connect(&options, &late), -ESHUTDOWN);
+    assert_has(locks_error(NULL), "stopping");
+    ck_assert_int_eq(rig_wait(&rig, 10), EX_OK);
+    ck_assert(rig_now() - begun > 0.9);
+    assert_has(rig_log(&rig), "1 clients are cut off");
+    ck_assert_int_eq(locks_wait(client, 2000, &completion), -ECONNRESET);
+    locks_close(client);
+    rig_close(&rig);
+}
+END_TEST
+
+START_TEST(a_stop_ends_when_the_last_sequence_goes) {
+    struct rig rig;
+    locks_handle sequence;
+    rig_start(&rig, "[daemon]\ndrain_seconds = 60\n");
+    struct locks *client = connect_client(&rig);
+    ck_assert_int_eq(locks_sequence_create(client, 0, &sequence), 0);
+    kill(rig.pid, SIGTERM);
+    ck_assert(rig_logs(&rig, "SIGTERM: stopping", 5));
+    rig_sleep(0.3);
+    ck_assert_int_eq(kill(rig.pid, 0), 0);
+    ck_assert_int_eq(locks_sequence_free(client, sequence), 0);
+    ck_assert_int_eq(rig_wait(&rig, 10), EX_OK);
+    locks_close(client);
+    rig_close(&rig);
+}
+END_TEST
+
+START_TEST(a_second_signal_stops_at_once) {
+    struct rig rig;
+    locks_handle sequence;
+    rig_start(&rig, "[daemon]\ndrain_seconds = 60\n");
+    struct locks *client = connect_client(&rig);
+    ck_assert_int_eq(locks_sequence_create(client, 0, &sequence), 0);
+    kill(rig.pid, SIGINT);
+    ck_assert(rig_logs(&rig, "SIGINT: stopping", 5));
+    kill(rig.pid, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig, 10), EX_OK);
+    assert_has(rig_log(&rig), "a second signal: stopping at once");
+    locks_close(client);
+    rig_close(&rig);
+}
+END_TEST
+
+START_TEST(drains_and_resumes_by_verb) {
+    struct rig rig;
+    locks_handle sequence;
+    rig_start(&rig, NULL);
+    struct locks *client = connect_client(&rig);
+    json_decref(ask(&rig, "drain"));
+    ck_assert_int_eq(locks_sequence_create(client, 0, &sequence), -ESHUTDOWN);
+    json_t *status = ask(&rig, "status");
+    ck_assert(json_is_true(json_object_get(status, "draining")));
+    json_decref(status);
+    json_decref(ask(&rig, "resume"));
+    ck_assert_int_eq(locks_sequence_create(client, 0, &sequence), 0);
+    ck_assert_int_eq(ask_number(&rig, "status", "sequences"), 1);
+    locks_close(client);
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
+/* ---- watchdog and idleness ---- */
+
+START_TEST(feeds_the_watchdog) {
+    struct rig rig;
+    setenv("WATCHDOG_USEC", "300000", 1);
+    rig_start(&rig, NULL);
+    for (int i = 0; i < 5; i++)
+        ck_assert_msg(rig_hears(&rig, "WATCHDOG=1", 2), "feeding %d", i);
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
+/* Ticks of processor time used so far, user and system. */
+static long ticks_used(pid_t pid) {
+    char path[64], text[1024];
+    unsigned long user, system;
+    snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+    FILE *file = fopen(path, "r");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_ptr_nonnull(fgets(text, sizeof(text), file));
+    fclose(file);
+    ck_assert_int_eq(sscanf(strrchr(text, ')'),
+                            ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user,
+                            &system),
+                     2);
+    return (long)(user + system);
+}
+
+START_TEST(is_idle_when_nobody_asks) {
+    struct rig rig;
+    rig_start(&rig, "[daemon]\nspin_us = 20\n");
+    struct locks *client = connect_client(&rig); /* connected and silent */
+    rig_sleep(0.5);
+    long before = ticks_used(rig.pid);
+    rig_sleep(2);
+    long used = ticks_used(rig.pid) - before;
+    ck_assert_msg(used * 50 <= 2 * sysconf(_SC_CLK_TCK), "%ld ticks of processor time in 2 s",
+                  used);
+    locks_close(client);
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
+/* ---- locksctl ---- */
+
+static int ctl(const struct rig *rig, const char *verb, const char *option, char *text,
+               size_t bytes) {
+    const char *arguments[] = {"--socket", rig->socket, verb, option, NULL};
+    return rig_run("locksctl", arguments, text, bytes);
+}
+
+START_TEST(locksctl_prints_and_exits) {
+    struct rig rig;
+    char text[8192];
+    const char *verbs[] = {"status", "clients", "pools", "drain", "resume", "reload"};
+    rig_start(&rig, NULL);
+    struct locks *client = connect_client(&rig);
+    for (size_t i = 0; i < sizeof(verbs) / sizeof(*verbs); i++) {
+        ck_assert_int_eq(ctl(&rig, verbs[i], "--json", text, sizeof(text)), EX_OK);
+        json_t *reply = json_loads(text, 0, NULL);
+        ck_assert_msg(json_is_object(reply), "%s: no JSON: %s", verbs[i], text);
+        json_decref(reply);
+        ck_assert_msg(ctl(&rig, verbs[i], NULL, text, sizeof(text)) == EX_OK, "%s: %s", verbs[i],
+                      text);
+    }
+    ctl(&rig, "pools", NULL, text, sizeof(text));
+    assert_has(text, "TOKENS");
+    ctl(&rig, "clients", NULL, text, sizeof(text));
+    assert_has(text, "test_control");
+    ck_assert_int_eq(ctl(&rig, "pool", NULL, text, sizeof(text)), EX_USAGE);
+    ck_assert_int_eq(ctl(&rig, "status", "--jason", text, sizeof(text)), EX_USAGE);
+    ck_assert_int_eq(ctl(&rig, "--help", NULL, text, sizeof(text)), EX_OK);
+    locks_close(client);
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    ck_assert_int_eq(ctl(&rig, "status", NULL, text, sizeof(text)), EX_UNAVAILABLE);
+    assert_has(text, rig.socket);
+    assert_has(text, "systemctl start locksd");
+    rig_close(&rig);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("control");
+    TCase *life = tcase_create("life");
+    tcase_set_timeout(life, 60);
+    tcase_add_test(life, starts_says_what_it_is_and_stops);
+    tcase_add_loop_test(life, ends_with_a_code_and_a_sentence, 0, sizeof(ends) / sizeof(*ends));
+    tcase_add_test(life, replaces_a_stale_socket);
+    tcase_add_test(life, does_not_steal_a_live_socket);
+    tcase_add_test(life, leaves_a_file_alone);
+    tcase_add_test(life, does_not_remove_anothers_socket);
+    tcase_add_test(life, takes_a_socket_passed_by_systemd);
+    tcase_add_test(life, refuses_a_wrong_passed_socket);
+    tcase_add_test(life, reloads_a_good_file);
+    tcase_add_test(life, keeps_all_when_the_file_is_bad);
+    tcase_add_test(life, an_idle_client_does_not_hold_up_a_stop);
+    tcase_add_test(life, a_stop_waits_for_sequences_as_long_as_it_may);
+    tcase_add_test(life, a_stop_ends_when_the_last_sequence_goes);
+    tcase_add_test(life, a_second_signal_stops_at_once);
+    tcase_add_test(life, drains_and_resumes_by_verb);
+    tcase_add_test(life, feeds_the_watchdog);
+    tcase_add_test(life, is_idle_when_nobody_asks);
+    tcase_add_test(life, locksctl_prints_and_exits);
+    suite_add_tcase(suite, life);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
