@@ -24,17 +24,18 @@
  * Offsets of the parts are in lk_completion_head, sizes in lk_welcome.
  *
  * RING. One producer, one consumer, in each direction. Indices are 64-bit, run freely and are
- * masked on access; entry i lies in slot i & (entries - 1). The producer writes the entry, then
- * releases its tail; the consumer acquires the tail, copies entry and descriptor into private
- * memory, then releases its head, after which slot and descriptor bytes may be reused. A submission
- * is taken only while there is room for its completion (taken - cq_head < cq_entries), so a
- * completion is never dropped and a full ring is back-pressure, not an error.
+ * masked on access; entry i lies in slot i & (entries - 1). The client writes entry and descriptor,
+ * then releases sq_tail; the daemon acquires it, copies both into private memory, then releases
+ * sq_head, after which slot and descriptor bytes may be reused. Completion i is there once its
+ * `fence` is i + 1: the daemon writes that last, and a client that polls it moves no other line. A
+ * submission is taken only while there is room for its completion (taken - cq_head < cq_entries),
+ * so a completion is never dropped and a full ring is back-pressure, not an error.
  *
  * WAKING. The sleeper stores its `sleeping` flag, passes a full barrier, looks at the ring once
- * more, then sleeps on the bell. The other side stores its tail, passes a full barrier, then reads
- * the flag and rings the bell if it is set. A client that frees room (cq_head) while it has more
- * than cq_entries submissions unanswered does so too: the daemon may be waiting for that room. See
- * atomics.h for the labels of the pairs.
+ * more, then sleeps on the bell. The other side stores sq_tail or a fence, passes a full barrier,
+ * then reads the flag and rings the bell if it is set. A client that frees room (cq_head) while it
+ * has more than cq_entries submissions unanswered does so too: the daemon may be waiting for that
+ * room. See atomics.h for the labels of the pairs.
  *
  * SUBMISSIONS. lk_sqe names an operation and its descriptor. Submissions of one channel that touch
  * the same pages run in order; others may overlap. Completions may come in another order than
@@ -312,7 +313,7 @@ struct lk_step_result {
  */
 struct lk_cqe {
     uint64_t user_data;
-    uint64_t fence;  /* steps of this channel completed so far, in order of completion */
+    uint64_t fence;  /* its number in the channel, from 1; written last */
     uint64_t value;  /* handle made; or, of a refusal, the value that was wrong */
     uint64_t limit;  /* of a refusal: what it had to meet */
     int32_t status;  /* 0 or -errno */
@@ -346,7 +347,7 @@ struct lk_completion_head {
     uint8_t pad0[LK_LINE - 48];
     uint64_t sq_head;
     uint8_t pad1[LK_LINE - 8];
-    uint64_t cq_tail;
+    uint64_t cq_tail; /* the daemon's own record; clients poll the completions */
     uint8_t pad2[LK_LINE - 8];
     uint32_t sleeping; /* daemon sleeps on the bell */
     uint8_t pad3[LK_LINE - 4];

@@ -68,7 +68,6 @@ void lk_ring_client_init(struct lk_ring_client *ring, struct lk_submission_head 
     ring->sq_tail = lk_load_relaxed64(&submission->sq_tail);
     ring->cq_head = lk_load_relaxed64(&submission->cq_head);
     ring->sq_head_seen = ring->sq_tail;
-    ring->cq_tail_seen = ring->cq_head;
 }
 
 /* The daemon's head moves, and with it the descriptor bytes it has copied out. */
@@ -93,11 +92,21 @@ static bool has_room(const struct lk_ring_client *ring, uint64_t desc_next) {
            desc_next - ring->desc_head <= ring->desc_bytes;
 }
 
+/* Nothing in flight: every descriptor has been copied out, and the area is free from its start, which is still
+ * in the caches. */
+static void rewind_descriptors(struct lk_ring_client *ring) {
+    if (ring->sq_tail != ring->cq_head)
+        return;
+    ring->sq_head_seen = ring->sq_tail;
+    ring->desc_tail = ring->desc_head = 0;
+}
+
 int lk_ring_client_reserve(struct lk_ring_client *ring, uint32_t desc_bytes,
                            struct lk_sqe **ret_sqe, void **ret_desc) {
     uint32_t lines = (desc_bytes + LK_LINE - 1) / LK_LINE * LK_LINE;
     if (desc_bytes > LK_DESCRIPTOR_BYTES_MAX || lines > ring->desc_bytes)
         return -EMSGSIZE;
+    rewind_descriptors(ring);
     uint64_t start = desc_start(ring, lines);
     if (!has_room(ring, start + lines)) {
         reclaim(ring);
@@ -126,13 +135,16 @@ bool lk_ring_client_must_wake(const struct lk_ring_client *ring) {
     return lk_load_relaxed32(&ring->completion->sleeping) != 0;
 }
 
+static const struct lk_cqe *next_completion(const struct lk_ring_client *ring) {
+    const struct lk_cqe *cqe = &ring->cq[ring->cq_head & (ring->cq_entries - 1)];
+    return lk_load_acquire64(&cqe->fence) == ring->cq_head + 1 ? cqe : NULL; /* C2 */
+}
+
 bool lk_ring_client_consume(struct lk_ring_client *ring, struct lk_cqe *ret, bool *ret_blocked) {
-    if (ring->cq_head == ring->cq_tail_seen) {
-        ring->cq_tail_seen = lk_load_acquire64(&ring->completion->cq_tail); /* C2 */
-        if (ring->cq_head == ring->cq_tail_seen)
-            return false;
-    }
-    *ret = ring->cq[ring->cq_head & (ring->cq_entries - 1)];
+    const struct lk_cqe *cqe = next_completion(ring);
+    if (!cqe)
+        return false;
+    *ret = *cqe;
     *ret_blocked = ring->sq_tail - ring->cq_head > ring->cq_entries;
     ring->cq_head++;
     lk_store_release64(&ring->submission->cq_head, ring->cq_head); /* D1 */
@@ -141,9 +153,8 @@ bool lk_ring_client_consume(struct lk_ring_client *ring, struct lk_cqe *ret, boo
 
 bool lk_ring_client_arm(struct lk_ring_client *ring) {
     lk_store_relaxed32(&ring->submission->sleeping, 1);
-    lk_full_barrier(); /* V2: `sleeping` is seen before cq_tail is read; partner V1 */
-    ring->cq_tail_seen = lk_load_acquire64(&ring->completion->cq_tail); /* C2 */
-    if (ring->cq_head == ring->cq_tail_seen)
+    lk_full_barrier(); /* V2: `sleeping` is seen before the fence is read; partner V1 */
+    if (!next_completion(ring))
         return false;
     lk_ring_client_disarm(ring);
     return true;
@@ -199,6 +210,13 @@ int lk_ring_daemon_peek(struct lk_ring_daemon *ring, uint32_t *ret) {
     if (r)
         return r;
     uint64_t there = ring->sq_tail_seen - ring->sq_head;
+    if (there == 0) {
+        *ret = 0;
+        return 0;
+    }
+    /* Both lines at once: to find the second by the first would take as long again. */
+    __builtin_prefetch(&ring->sq[ring->sq_head & (ring->sq_entries - 1)]);
+    __builtin_prefetch(ring->desc + ring->desc_last);
     if (there > room(ring)) {
         r = look(&ring->submission->cq_head, ring->cq_tail, &ring->cq_head_seen); /* D2 */
         if (r)
@@ -219,9 +237,9 @@ void lk_ring_daemon_copy_sqe(const struct lk_ring_daemon *ring, uint32_t ahead,
     memcpy(ret, &ring->sq[(ring->sq_head + ahead) & (ring->sq_entries - 1)], sizeof(*ret));
 }
 
-void lk_ring_daemon_copy_desc(const struct lk_ring_daemon *ring, const struct lk_sqe *sqe,
-                              void *ret) {
+void lk_ring_daemon_copy_desc(struct lk_ring_daemon *ring, const struct lk_sqe *sqe, void *ret) {
     memcpy(ret, ring->desc + sqe->desc, sqe->desc_bytes);
+    ring->desc_last = sqe->desc;
 }
 
 void lk_ring_daemon_release(struct lk_ring_daemon *ring, uint32_t count) {
@@ -230,13 +248,16 @@ void lk_ring_daemon_release(struct lk_ring_daemon *ring, uint32_t count) {
 }
 
 void lk_ring_daemon_publish(struct lk_ring_daemon *ring, const struct lk_cqe *cqe) {
-    ring->cq[ring->cq_tail & (ring->cq_entries - 1)] = *cqe;
+    struct lk_cqe *slot = &ring->cq[ring->cq_tail & (ring->cq_entries - 1)];
+    slot->user_data = cqe->user_data;
+    memcpy(&slot->value, &cqe->value, sizeof(*slot) - offsetof(struct lk_cqe, value));
     ring->cq_tail++;
-    lk_store_release64(&ring->completion->cq_tail, ring->cq_tail); /* C1 */
+    lk_store_release64(&slot->fence, ring->cq_tail); /* C1 */
+    lk_store_relaxed64(&ring->completion->cq_tail, ring->cq_tail);
 }
 
 bool lk_ring_daemon_must_wake(const struct lk_ring_daemon *ring) {
-    lk_full_barrier(); /* V1: cq_tail is seen before `sleeping` is read; partner V2 */
+    lk_full_barrier(); /* V1: the fence is seen before `sleeping` is read; partner V2 */
     return lk_load_relaxed32(&ring->submission->sleeping) != 0;
 }
 

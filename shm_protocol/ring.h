@@ -2,10 +2,11 @@
 /*
  * ring.h - both sides of a channel's two rings: submissions to the daemon, completions back.
  *
- * Idea: one producer and one consumer a ring, so each index has one writer and no instruction is
- * locked. Each side keeps its own indices, and its last look at the other side's, in private
- * memory: a submission moves three lines (entry, descriptor, tail), a completion two (entry, tail).
- * The other side's head is read only when the cached one says "full".
+ * Idea: one producer and one consumer a ring, so each word has one writer and no instruction is locked. Each
+ * side keeps its own indices, and its last look at the other side's, in private memory: a submission moves
+ * three lines (entry, descriptor, tail), a completion just its own. Heads are read only when the cached one
+ * says "full". A client with nothing in flight writes its descriptor to the same bytes every time, and the
+ * daemon fetches entry and descriptor at once: it guesses that the latter lies where the last one did.
  *
  * Invariants
  *   - Indices are 64-bit, start anywhere (lk_ring_start) and run freely; entry i is in slot i &
@@ -60,7 +61,6 @@ struct lk_ring_client {
     uint64_t sq_tail;      /* own: what is published */
     uint64_t cq_head;      /* own */
     uint64_t sq_head_seen; /* the daemon's, at the last look */
-    uint64_t cq_tail_seen;
     /* Descriptor bytes are a ring too: free-running offsets, reclaimed as sq_head passes their
      * entries. */
     uint64_t desc_tail, desc_next, desc_head;
@@ -107,6 +107,7 @@ struct lk_ring_daemon {
     uint64_t cq_tail; /* own */
     uint64_t sq_tail_seen;
     uint64_t cq_head_seen; /* the client's, at the last look */
+    uint64_t desc_last;    /* where the last descriptor was */
 };
 
 /* Sizes are the daemon's own (lk_channel_open), never read back from the submission segment. The
@@ -124,12 +125,11 @@ bool lk_ring_daemon_blocked(const struct lk_ring_daemon *ring);
 /* Copies entry number `ahead` (< what peek said) beyond the head. */
 void lk_ring_daemon_copy_sqe(const struct lk_ring_daemon *ring, uint32_t ahead, struct lk_sqe *ret);
 /* Copies the descriptor of a private, validated (lk_sqe_invalid) entry: sqe->desc_bytes bytes. */
-void lk_ring_daemon_copy_desc(const struct lk_ring_daemon *ring, const struct lk_sqe *sqe,
-                              void *ret);
+void lk_ring_daemon_copy_desc(struct lk_ring_daemon *ring, const struct lk_sqe *sqe, void *ret);
 /* H1: `count` entries have been copied out; slots and descriptor bytes are the client's again. Each
  * entry released owes one lk_ring_daemon_publish(). */
 void lk_ring_daemon_release(struct lk_ring_daemon *ring, uint32_t count);
-/* C1. At most as many as were released. */
+/* C1. At most as many as were released. cqe->fence is set here. */
 void lk_ring_daemon_publish(struct lk_ring_daemon *ring, const struct lk_cqe *cqe);
 /* V1: true if the client sleeps, then lk_bell_ring(). Once after a series of publishes. */
 bool lk_ring_daemon_must_wake(const struct lk_ring_daemon *ring);
