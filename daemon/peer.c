@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -93,6 +94,7 @@ static void refuse(struct lk_server *server, struct lk_peer *peer, int error, co
     }
     struct epoll_event event = {.events = EPOLLRDHUP, .data.u32 = (uint32_t)(peer - server->peer)};
     epoll_ctl(server->epoll, EPOLL_CTL_MOD, peer->fd, &event); /* what else it says stays unread */
+    shutdown(peer->fd, SHUT_WR); /* it reads the sentence, then the end */
     peer->state = LK_PEER_REFUSED;
     peer->deadline_ns = lk_now_ns() + LK_REFUSED_SECONDS * SECOND_NS;
 }

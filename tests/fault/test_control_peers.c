@@ -1,0 +1,508 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * test_control_peers.c - who knocks at the daemon's socket: garbage, wrong versions, floods, silent
+ * and slow peers, strangers. After each the daemon still serves, holds no descriptor more than
+ * before, and has said why.
+ */
+#include <check.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <jansson.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <sysexits.h>
+#include <unistd.h>
+
+#include "../../shm_protocol/wire.h"
+#include "../common/rig.h"
+#include "locks.h"
+
+static struct rig rig;
+
+static void assert_has(const char *text, const char *words) {
+    ck_assert_msg(strstr(text, words) != NULL, "'%s' lacks '%s'", text, words);
+}
+
+static int try_connect(struct locks **ret) {
+    struct locks_options options = {
+        .size = sizeof(options), .socket = rig.socket, .arena_bytes = 65536};
+    return locks_connect(&options, ret);
+}
+
+static void assert_serves(void) {
+    struct locks *client;
+    ck_assert_msg(try_connect(&client) == 0, "%s", locks_error(NULL));
+    locks_close(client);
+}
+
+static int open_descriptors(void) {
+    char path[64];
+    int count = 0;
+    snprintf(path, sizeof(path), "/proc/%d/fd", rig.pid);
+    DIR *folder = opendir(path);
+    ck_assert_ptr_nonnull(folder);
+    while (readdir(folder))
+        count++;
+    closedir(folder);
+    return count;
+}
+
+/* No more than before, once things have settled. */
+static void assert_descriptors(int before) {
+    for (int i = 0; i < 300 && open_descriptors() > before; i++)
+        rig_sleep(0.01);
+    ck_assert_int_le(open_descriptors(), before);
+}
+
+static void start(void) {
+    rig_start(&rig, NULL);
+}
+
+static void stop(void) {
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+
+/* The refusal a peer gets, after which the daemon hangs up. */
+static struct lk_refused read_refusal(int fd) {
+    struct lk_refused refused;
+    char why[256] = "", more;
+    int rc = lk_wire_receive(fd, &refused.head, sizeof(refused), NULL, 0, why, sizeof(why));
+    ck_assert_msg(rc == 0, "no refusal: %d %s", rc, why);
+    ck_assert_int_eq(refused.head.type, LK_MSG_REFUSED);
+    ck_assert_int_lt(refused.error, 0);
+    ck_assert_int_le(recv(fd, &more, 1, 0), 0);
+    return refused;
+}
+
+static struct lk_hello good_hello(void) {
+    struct lk_hello hello = {.major = LK_ABI_MAJOR, .minor = LK_ABI_MINOR, .name = "peer"};
+    lk_wire_head(&hello.head, LK_MSG_HELLO, sizeof(hello));
+    return hello;
+}
+
+/* ---- garbage ---- */
+
+static size_t make_noise(char *at) {
+    memset(at, 0x5a, 64);
+    return 64;
+}
+static size_t make_short(char *at) {
+    memset(at, 0, 3);
+    return 3;
+}
+static size_t make_huge(char *at) {
+    struct lk_hello hello = good_hello();
+    memset(at, 0, 4096);
+    memcpy(at, &hello, sizeof(hello));
+    return 4096;
+}
+static size_t make_truncated(char *at) {
+    struct lk_hello hello = good_hello();
+    memcpy(at, &hello, 40);
+    return 40;
+}
+static size_t make_short_hello(char *at) {
+    struct lk_hello hello = good_hello();
+    lk_wire_head(&hello.head, LK_MSG_HELLO, 40);
+    memcpy(at, &hello, 40);
+    return 40;
+}
+static size_t make_unknown(char *at) {
+    struct lk_message message;
+    lk_wire_head(&message, 777, sizeof(message));
+    memcpy(at, &message, sizeof(message));
+    return sizeof(message);
+}
+static size_t make_question(char *at) {
+    struct lk_msg_pool_get get = {.index = 0};
+    lk_wire_head(&get.head, LK_MSG_POOL_GET, sizeof(get));
+    memcpy(at, &get, sizeof(get));
+    return sizeof(get);
+}
+static size_t make_major(char *at) {
+    struct lk_hello hello = good_hello();
+    hello.major = 9;
+    memcpy(at, &hello, sizeof(hello));
+    return sizeof(hello);
+}
+static size_t make_minor(char *at) {
+    struct lk_hello hello = good_hello();
+    hello.minor = hello.min_minor = LK_ABI_MINOR + 7;
+    memcpy(at, &hello, sizeof(hello));
+    return sizeof(hello);
+}
+static size_t make_reserved(char *at) {
+    struct lk_hello hello = good_hello();
+    hello.reserved2 = 1;
+    memcpy(at, &hello, sizeof(hello));
+    return sizeof(hello);
+}
+static size_t make_arena(char *at) {
+    struct lk_hello hello = good_hello();
+    hello.arena_bytes = UINT64_C(1) << 39;
+    memcpy(at, &hello, sizeof(hello));
+    return sizeof(hello);
+}
+static size_t make_entries(char *at) {
+    struct lk_hello hello = good_hello();
+    hello.sq_entries = 48;
+    memcpy(at, &hello, sizeof(hello));
+    return sizeof(hello);
+}
+
+static const struct {
+    size_t (*make)(char *at);
+    const char *words, *more; /* both in the sentence */
+} garbage[] = {
+    {make_noise, "0x5a5a5a5a", "does not speak this protocol"},
+    {make_short, "3 bytes", "shorter than its head"},
+    {make_huge, "more than", "bytes"},
+    {make_truncated, "says that it has 64 bytes", "has 40"},
+    {make_short_hello, "type 1 and 40 bytes", "not expected before the hello"},
+    {make_unknown, "type 777", "not expected before the hello"},
+    {make_question, "type 4", "not expected before the hello"},
+    {make_major, "9", "1"},
+    {make_minor, "7", "0"},
+    {make_reserved, "reserved", ""},
+    {make_arena, "549755813888", "16777216"},
+    {make_entries, "48", "power of two"},
+};
+
+START_TEST(refuses_garbage_in_a_sentence) {
+    char packet[4096];
+    int before = open_descriptors(), fd = rig_connect(&rig);
+    size_t bytes = garbage[_i].make(packet);
+    ck_assert_int_eq(send(fd, packet, bytes, MSG_NOSIGNAL), (ssize_t)bytes);
+    struct lk_refused refused = read_refusal(fd);
+    assert_has(refused.reason, garbage[_i].words);
+    assert_has(refused.reason, garbage[_i].more);
+    ck_assert_int_eq(refused.major, LK_ABI_MAJOR);
+    close(fd);
+    assert_descriptors(before);
+    assert_serves();
+}
+END_TEST
+
+START_TEST(names_both_versions) {
+    struct lk_hello hello = good_hello();
+    char other[16], ours[16];
+    int fd = rig_connect(&rig);
+    hello.major = 923;
+    send(fd, &hello, sizeof(hello), MSG_NOSIGNAL);
+    struct lk_refused refused = read_refusal(fd);
+    snprintf(other, sizeof(other), "%d.%d", 923, LK_ABI_MINOR);
+    snprintf(ours, sizeof(ours), "%d.%d", LK_ABI_MAJOR, LK_ABI_MINOR);
+    assert_has(refused.reason, other);
+    assert_has(refused.reason, ours);
+    ck_assert_int_eq(refused.error, -EPROTO);
+    close(fd);
+}
+END_TEST
+
+START_TEST(closes_descriptors_it_did_not_ask_for) {
+    struct lk_hello hello = good_hello();
+    int before = open_descriptors(), fd = rig_connect(&rig), passed[8];
+    for (int i = 0; i < 8; i++)
+        passed[i] = STDIN_FILENO;
+    ck_assert_int_eq(lk_wire_send(fd, &hello.head, passed, 8), 0);
+    struct lk_refused refused = read_refusal(fd);
+    assert_has(refused.reason, "descriptors");
+    close(fd);
+    assert_descriptors(before);
+    assert_serves();
+}
+END_TEST
+
+START_TEST(refuses_nonsense_after_the_hello) {
+    struct lk_hello hello = good_hello();
+    union {
+        struct lk_message head;
+        struct lk_welcome welcome;
+    } answer;
+    char why[256];
+    int before = open_descriptors(), fd = rig_connect(&rig), fds[8];
+    ck_assert_int_eq(lk_wire_send(fd, &hello.head, NULL, 0), 0);
+    ck_assert_int_eq(lk_wire_receive(fd, &answer.head, sizeof(answer), fds, 8, why, sizeof(why)),
+                     0);
+    ck_assert_int_eq(answer.head.type, LK_MSG_WELCOME);
+    for (int i = 0; i < 8; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    ck_assert_int_eq(lk_wire_send(fd, &hello.head, NULL, 0), 0); /* twice */
+    struct lk_refused refused = read_refusal(fd);
+    assert_has(refused.reason, "not expected after the hello");
+    close(fd);
+    assert_descriptors(before);
+    assert_serves();
+}
+END_TEST
+
+/* ---- floods ---- */
+
+START_TEST(a_client_too_many_is_told_the_limit) {
+    struct locks *clients[4], *fifth;
+    for (int i = 0; i < 4; i++)
+        ck_assert_int_eq(try_connect(&clients[i]), 0);
+    ck_assert_int_eq(try_connect(&fifth), -EUSERS);
+    assert_has(locks_error(NULL), "4 clients, as many as limits.max_channels allows");
+    locks_close(clients[2]);
+    int rc = -EUSERS;
+    for (int i = 0; i < 200 && rc; i++, rig_sleep(0.01)) /* until the old one's pages are back */
+        rc = try_connect(&clients[2]);
+    ck_assert_int_eq(rc, 0);
+    for (int i = 0; i < 4; i++)
+        locks_close(clients[i]);
+}
+END_TEST
+
+START_TEST(half_open_connections_have_a_limit) {
+    enum { FLOOD = 200 };
+    int before = open_descriptors(), fds[FLOOD], told = 0;
+    struct locks *client;
+    struct locks_pool pool;
+    ck_assert_int_eq(try_connect(&client), 0);
+    for (int i = 0; i < FLOOD; i++)
+        fds[i] = rig_connect(&rig);
+    rig_sleep(0.5);
+    for (int i = 0; i < FLOOD; i++) {
+        struct pollfd wait = {.fd = fds[i], .events = POLLIN};
+        struct lk_refused refused;
+        char why[256];
+        if (poll(&wait, 1, 0) == 1 && lk_wire_receive(fds[i], &refused.head, sizeof(refused), NULL,
+                                                      0, why, sizeof(why)) == 0) {
+            assert_has(refused.reason, "limits.max_channels is 4");
+            told++;
+        }
+    }
+    ck_assert_int_ge(told, FLOOD - 60);
+    ck_assert_int_eq(locks_pool(client, NULL, &pool), 0); /* who is in is served */
+    for (int i = 0; i < FLOOD; i++)
+        close(fds[i]);
+    locks_close(client);
+    assert_descriptors(before);
+    assert_serves();
+}
+END_TEST
+
+START_TEST(a_silent_peer_is_hung_up_on) {
+    int fd = rig_connect(&rig);
+    double begun = rig_now();
+    struct lk_refused refused = read_refusal(fd);
+    ck_assert_int_eq(refused.error, -ETIMEDOUT);
+    assert_has(refused.reason, "nothing was said for 5 seconds");
+    ck_assert(rig_now() - begun > 4);
+    close(fd);
+    assert_serves();
+}
+END_TEST
+
+START_TEST(a_peer_that_does_not_read_is_hung_up_on) {
+    struct lk_msg_admin ask = {.verb = "status"};
+    int before = open_descriptors(), fd = rig_connect(&rig), sent = 0;
+    double end = rig_now() + 10;
+    lk_wire_head(&ask.head, LK_MSG_ADMIN, sizeof(ask));
+    while (rig_now() < end && send(fd, &ask, sizeof(ask), MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) {
+        sent++;
+        if (sent % 50 == 0)
+            assert_serves(); /* the others do not wait for it */
+    }
+    ck_assert_int_gt(sent, 10);
+    assert_serves();
+    for (double later = rig_now() + 10; rig_now() < later;) {
+        if (send(fd, &ask, sizeof(ask), MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno == EPIPE)
+            break;
+        rig_sleep(0.01);
+    }
+    ck_assert_int_eq(send(fd, &ask, sizeof(ask), MSG_NOSIGNAL | MSG_DONTWAIT), -1);
+    ck_assert_int_eq(errno, EPIPE);
+    close(fd);
+    assert_descriptors(before);
+}
+END_TEST
+
+/* ---- strangers ---- */
+
+/* Runs f in a child that is uid 65534 with the groups; its exit code. */
+static int as_stranger(gid_t primary, gid_t supplementary, int (*f)(void)) {
+    int status;
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (setgroups(1, &supplementary) || setgid(primary) || setuid(65534))
+            _exit(100);
+        _exit(f());
+    }
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static int expect_refusal(void) {
+    struct locks *client;
+    if (try_connect(&client) != -EACCES)
+        return 1;
+    return strstr(locks_error(NULL),
+                  "uid 65534 may not connect: only root and members of group daemon may")
+               ? 0
+               : 2;
+}
+
+static int expect_service(void) {
+    char why[512], *text;
+    struct locks *client;
+    if (try_connect(&client))
+        return 1;
+    locks_close(client);
+    if (locks_admin(rig.socket, "pools", &text, why, sizeof(why)))
+        return 2;
+    free(text);
+    if (locks_admin(rig.socket, "drain", &text, why, sizeof(why)) != -EPERM)
+        return 3;
+    return strstr(why, "drain is for root and uid 0: uid 65534 may not") ? 0 : 4;
+}
+
+/* The pool's pages can be read by a client, and not written, whatever it tries. */
+static int expect_read_only(void) {
+    const void *pages;
+    uint64_t layer, page;
+    struct locks *client;
+    if (try_connect(&client))
+        return 1;
+    if (locks_pool_map(client, 0, &pages, &layer, &page) || page != 2 * 16 * 64 * 2)
+        return 2;
+    if (mprotect((void *)pages, page, PROT_READ | PROT_WRITE) == 0)
+        return 3;
+    locks_close(client);
+    return 0;
+}
+
+START_TEST(strangers_need_the_group) {
+    gid_t member = getgrnam("daemon")->gr_gid;
+    rig_start(&rig, "[daemon]\ngroup = daemon\n");
+    chmod(rig.folder, 0755);
+    ck_assert_int_eq(as_stranger(65534, 65534, expect_refusal), 0);
+    ck_assert_int_eq(as_stranger(member, 65534, expect_service), 0);
+    ck_assert_int_eq(as_stranger(65534, member, expect_service), 0);
+    ck_assert_int_eq(as_stranger(65534, member, expect_read_only), 0);
+    assert_has(rig_log(&rig), "root and members of group daemon may connect");
+    assert_has(rig_log(&rig), "uid 65534 may not connect");
+    stop();
+}
+END_TEST
+
+/* ---- questions ---- */
+
+START_TEST(answers_about_pools) {
+    struct locks *client;
+    struct locks_pool pool;
+    ck_assert_int_eq(try_connect(&client), 0);
+    ck_assert_int_eq(locks_pool_count(client), 1);
+    ck_assert_int_eq(locks_pool(client, "default", &pool), 0);
+    ck_assert_uint_eq(pool.head_dim, 64);
+    ck_assert_str_eq(pool.name, "default");
+    ck_assert_int_eq(locks_pool(client, "other", &pool), -ESRCH);
+    assert_has(locks_error(client), "there is no pool 'other': there are default");
+    ck_assert_int_eq(locks_pool(client, "default", &pool), 0); /* it was an answer, not the end */
+    locks_close(client);
+}
+END_TEST
+
+START_TEST(an_unknown_verb_is_named) {
+    char why[512] = "", *text;
+    ck_assert_int_eq(locks_admin(rig.socket, "explode", &text, why, sizeof(why)), -EINVAL);
+    assert_has(why, "there is no verb 'explode': there are status, clients");
+}
+END_TEST
+
+/* A name with control characters reaches neither terminals nor JSON as it is. */
+START_TEST(names_are_made_harmless) {
+    char why[512], *text;
+    struct locks_options options = {
+        .size = sizeof(options), .socket = rig.socket, .arena_bytes = 65536};
+    struct locks *client;
+    options.name = "\033[2Jevil\xff";
+    ck_assert_int_eq(locks_connect(&options, &client), 0);
+    ck_assert_int_eq(locks_admin(rig.socket, "clients", &text, why, sizeof(why)), 0);
+    assert_has(text, "\"name\": \"?[2Jevil?\"");
+    free(text);
+    locks_close(client);
+}
+END_TEST
+
+/* ---- a hung intake ---- */
+
+/* The thread of the daemon with that name, or 0. */
+static pid_t find_thread(const char *name) {
+    char path[300], comm[32];
+    pid_t found = 0;
+    snprintf(path, sizeof(path), "/proc/%d/task", rig.pid);
+    DIR *folder = opendir(path);
+    ck_assert_ptr_nonnull(folder);
+    for (struct dirent *entry; (entry = readdir(folder)) && !found;) {
+        snprintf(path, sizeof(path), "/proc/%d/task/%s/comm", rig.pid, entry->d_name);
+        FILE *file = fopen(path, "r");
+        if (!file)
+            continue;
+        if (fgets(comm, sizeof(comm), file) && strncmp(comm, name, strlen(name)) == 0)
+            found = atoi(entry->d_name);
+        fclose(file);
+    }
+    closedir(folder);
+    return found;
+}
+
+START_TEST(a_hung_intake_starves_the_watchdog) {
+    setenv("WATCHDOG_USEC", "300000", 1);
+    rig_start(&rig, NULL);
+    ck_assert(rig_hears(&rig, "WATCHDOG=1", 5));
+    pid_t intake = find_thread("intake");
+    ck_assert_int_gt(intake, 0);
+    ck_assert_int_eq(ptrace(PTRACE_SEIZE, intake, NULL, NULL), 0);
+    ck_assert_int_eq(ptrace(PTRACE_INTERRUPT, intake, NULL, NULL), 0);
+    ck_assert_int_eq(waitpid(intake, NULL, __WALL), intake);
+    rig_hears(&rig, "nothing", 0.2); /* what was under way */
+    ck_assert(!rig_hears(&rig, "WATCHDOG=1", 1.5));
+    ck_assert_int_eq(ptrace(PTRACE_DETACH, intake, NULL, NULL), 0);
+    ck_assert(rig_hears(&rig, "WATCHDOG=1", 5));
+    stop();
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("control peers");
+    TCase *peers = tcase_create("peers"), *others = tcase_create("others");
+    tcase_set_timeout(peers, 60);
+    tcase_set_timeout(others, 60);
+    tcase_add_checked_fixture(peers, start, stop);
+    tcase_add_loop_test(peers, refuses_garbage_in_a_sentence, 0,
+                        sizeof(garbage) / sizeof(*garbage));
+    tcase_add_test(peers, names_both_versions);
+    tcase_add_test(peers, closes_descriptors_it_did_not_ask_for);
+    tcase_add_test(peers, refuses_nonsense_after_the_hello);
+    tcase_add_test(peers, a_client_too_many_is_told_the_limit);
+    tcase_add_test(peers, half_open_connections_have_a_limit);
+    tcase_add_test(peers, a_silent_peer_is_hung_up_on);
+    tcase_add_test(peers, a_peer_that_does_not_read_is_hung_up_on);
+    tcase_add_test(peers, answers_about_pools);
+    tcase_add_test(peers, an_unknown_verb_is_named);
+    tcase_add_test(peers, names_are_made_harmless);
+    if (geteuid() == 0) /* others cannot become strangers */
+        tcase_add_test(others, strangers_need_the_group);
+    tcase_add_test(others, a_hung_intake_starves_the_watchdog);
+    suite_add_tcase(suite, peers);
+    suite_add_tcase(suite, others);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
