@@ -60,6 +60,16 @@ struct lk_vector {
     void (*add_scaled)(float *to, const float *from, uint64_t count, float scale);
     /* Below floor, or no number: 0; above 1: 1. */
     void (*clip)(float *x, uint64_t count, float floor);
+    /* to[4i..4i+3] = from[i] / 4, below floor: 0. */
+    void (*spread)(float *to, const float *from, uint64_t count, float floor);
+    /* Sum of floor(2^32 x), x in [0, 1]; count at most 4096. */
+    uint64_t (*fractions)(const float *x, uint64_t count);
+    /* ret[w] = the largest of x[w], x[w + width], ..; width a multiple of 16, at most count. */
+    void (*columns)(const float *x, uint64_t count, uint32_t width, float *ret);
+    /* Those of x at or above bound, in order, to `to` -> how many; UINT64_MAX: more than room - 16. */
+    uint64_t (*pick)(const float *x, uint64_t count, float bound, float *to, uint64_t room);
+    /* Indices, ascending, of x above cut and of the first `ties` equal to it -> how many. */
+    uint64_t (*emit)(const float *x, uint64_t count, float cut, uint64_t ties, uint32_t *ret);
 };
 
 /* The path's loops. */

@@ -353,18 +353,31 @@ static float largest(const float *x, uint64_t count) {
     return lanes_largest(lanes_max(lanes_max(high[0], high[1]), lanes_max(high[2], high[3])));
 }
 
+/* Of from[first..end): exps to `to`, their sum by lane. */
+LK_INLINE lanes exp_block(float *to, const float *from, uint64_t first, uint64_t end, float peak) {
+    const float log2e = 1.44269504088896341f;
+    lanes scale = lanes_set(log2e), total = {0};
+    uint64_t i = first;
+
+    for (; i + LANES <= end; i += LANES) {
+        lanes e = exp2_lanes((lanes_load(from + i) - peak) * scale);
+        lanes_store(to + i, e);
+        total += e;
+    }
+    if (i < end) {
+        lanes e = exp2_lanes((load_some(from, i, end) - peak) * scale);
+        store_some(to, i, end, e);
+        total += e;
+    }
+    return total;
+}
+
 static double exp_sum(float *to, const float *from, uint64_t count, float peak) {
     double total = 0;
 
     for (uint64_t first = 0; first < count; first += SUM_BLOCK) {
         uint64_t end = first + SUM_BLOCK < count ? first + SUM_BLOCK : count;
-        lanes part = {0};
-        for (uint64_t i = first; i < end; i += LANES) {
-            lanes e = exp2_lanes((load_some(from, i, count) - peak) * 1.44269504088896341f);
-            store_some(to, i, count, e);
-            part += e;
-        }
-        total += (double)lanes_sum(part);
+        total += (double)lanes_sum(exp_block(to, from, first, end, peak));
     }
     return total;
 }
@@ -395,13 +408,106 @@ static void add_scaled(float *to, const float *from, uint64_t count, float scale
         to[i] += scale * from[i];
 }
 
+/* 0 where x is below floor or no number. */
+LK_INLINE lanes floored(lanes x, float floor) {
+    return (lanes)((ilanes)x & (x >= lanes_set(floor)));
+}
+
 static void clip(float *x, uint64_t count, float floor) {
     for (uint64_t i = 0; i < count; i += LANES) {
-        lanes s = load_some(x, i, count);
-        ilanes counts = s >= lanes_set(floor), above = s > lanes_set(1.f);
-        ilanes bits = ((ilanes)s & ~above) | ((ilanes)lanes_set(1.f) & above);
-        store_some(x, i, count, (lanes)(bits & counts));
+        lanes s = floored(load_some(x, i, count), floor);
+        ilanes above = s > lanes_set(1.f);
+        store_some(x, i, count, (lanes)(((ilanes)s & ~above) | ((ilanes)lanes_set(1.f) & above)));
     }
+}
+
+static void spread(float *to, const float *from, uint64_t count, float floor) {
+    typedef float four __attribute__((vector_size(16)));
+
+    for (uint64_t i = 0; i < count; i += LANES) {
+        lanes each = floored(load_some(from, i, count) * 0.25f, floor);
+        uint64_t n = count - i < LANES ? count - i : LANES;
+        float some[LANES];
+        lanes_store(some, each);
+        for (uint64_t l = 0; l < n; l++) {
+            four same = some[l] - (four){0};
+            memcpy(to + 4 * (i + l), &same, sizeof same);
+        }
+    }
+}
+
+/* ---- selection ---- */
+
+static void columns(const float *x, uint64_t count, uint32_t width, float *ret) {
+    for (uint32_t w = 0; w < width; w += LANES) {
+        lanes high = lanes_set(-INFINITY);
+        for (uint64_t i = w; i < count; i += width)
+            high = lanes_max(load_some(x, i, count), high);
+        lanes_store(ret + w, high);
+    }
+}
+
+static uint64_t pick(const float *x, uint64_t count, float bound, float *to, uint64_t room) {
+    uint64_t found = 0, i = 0;
+
+#if LANES == 16
+    for (; i + LANES <= count && found + LANES <= room; i += LANES) {
+        __m512 some = (__m512)lanes_load(x + i);
+        __mmask16 in = _mm512_cmp_ps_mask(some, _mm512_set1_ps(bound), _CMP_GE_OQ);
+        lanes_store(to + found, (lanes)_mm512_maskz_compress_ps(in, some));
+        found += (uint64_t)__builtin_popcount(in);
+    }
+#endif
+    for (; i < count && found < room; i++) {
+        to[found] = x[i];
+        found += x[i] >= bound;
+    }
+    return i < count ? UINT64_MAX : found;
+}
+
+/* Elements at..end-1, one by one. */
+LK_INLINE uint32_t *emit_some(const float *x, uint64_t at, uint64_t end, float cut, uint64_t *ties,
+                              uint32_t *to) {
+    for (; at < end; at++) {
+        bool tie = x[at] == cut && *ties > 0;
+        *ties -= tie;
+        if (tie || x[at] > cut)
+            *to++ = (uint32_t)at;
+    }
+    return to;
+}
+
+static uint64_t emit(const float *x, uint64_t count, float cut, uint64_t ties, uint32_t *ret) {
+    uint32_t *to = ret;
+    uint64_t i = 0;
+
+    for (; i + LANES <= count; i += LANES) {
+#if LANES == 16
+        if (!_mm512_cmp_ps_mask((__m512)lanes_load(x + i), _mm512_set1_ps(cut), _CMP_GE_OQ))
+            continue;
+#endif
+        to = emit_some(x, i, i + LANES, cut, &ties, to);
+    }
+    to = emit_some(x, i, count, cut, &ties, to);
+    return (uint64_t)(to - ret);
+}
+
+/* floor(2^32 x) in two halves of 16 bits, each exact: x has 24 bits, products are by powers of two. */
+static uint64_t fractions(const float *x, uint64_t count) {
+    ilanes high = {0}, low = {0};
+    uint64_t total = 0;
+
+    for (uint64_t i = 0; i < count; i += LANES) {
+        lanes s = i + LANES <= count ? lanes_load(x + i) : load_some(x, i, count);
+        lanes upper = (lanes)((ilanes)s & (s > lanes_set(0.f))) * 65536.f; /* filled up: 0 */
+        ilanes h = __builtin_convertvector(upper, ilanes);
+        high += h;
+        low +=
+            __builtin_convertvector((upper - __builtin_convertvector(h, lanes)) * 65536.f, ilanes);
+    }
+    for (int l = 0; l < LANES; l++)
+        total += ((uint64_t)(uint32_t)high[l] << 16) + (uint32_t)low[l];
+    return total;
 }
 
 const struct lk_vector LK_VECTOR = {
@@ -414,4 +520,9 @@ const struct lk_vector LK_VECTOR = {
     .sum = sum,
     .add_scaled = add_scaled,
     .clip = clip,
+    .spread = spread,
+    .fractions = fractions,
+    .columns = columns,
+    .pick = pick,
+    .emit = emit,
 };

@@ -335,12 +335,7 @@ static void share_tree(const struct lk_row *row, const struct plan *p, const str
     }
     lk_share(v->mixed, p->mixed_stride, group, p->mixed, LK_SHARE_FLOOR, v->mixed, p->mixed_stride,
              v->scratch, ret_peak);
-    for (uint64_t u = 0; u < p->units; u++) {
-        float each = v->scratch[u] / LK_QUAD_PAGES;
-        each = each >= LK_SHARE_FLOOR ? each : 0;
-        for (uint32_t x = 0; x < LK_QUAD_PAGES; x++)
-            v->share[u * LK_QUAD_PAGES + x] = each;
-    }
+    lk_vector_get()->spread(v->share, v->scratch, p->units, LK_SHARE_FLOOR);
     v->share[p->complete] = v->scratch[p->units];
     for (uint64_t i = 0; i < p->candidates; i++)
         v->share[v->list[i]] = v->scratch[fresh + i];

@@ -7,8 +7,7 @@
  * Invariants: points ascend, so one pass over blocks serves all; kept pages weigh nothing.
  * Any thread.
  */
-#include <string.h>
-
+#include "attend.h"
 #include "select.h"
 
 typedef unsigned __int128 u128;
@@ -31,11 +30,14 @@ static u128 weight_of(const struct left *left, uint64_t f_sum, uint64_t pages) {
 
 /* sums[b]: f of block b's pages, kept ones taken out again. -> their sum. */
 static uint64_t sum_blocks(const struct left *left, uint64_t *sums) {
+    const struct lk_vector *vector = lk_vector_get();
     uint64_t blocks = (left->pages + LK_SAMPLE_BLOCK - 1) / LK_SAMPLE_BLOCK, total = 0;
 
-    memset(sums, 0, blocks * sizeof *sums);
-    for (uint64_t j = 0; j < left->pages; j++)
-        sums[j / LK_SAMPLE_BLOCK] += fraction(left->share[j]);
+    for (uint64_t b = 0; b < blocks; b++) {
+        uint64_t first = b * LK_SAMPLE_BLOCK, count = left->pages - first;
+        count = count < LK_SAMPLE_BLOCK ? count : LK_SAMPLE_BLOCK;
+        sums[b] = vector->fractions(left->share + first, count) + count;
+    }
     for (uint64_t i = 0; i < left->kept_count; i++)
         sums[left->kept[i] / LK_SAMPLE_BLOCK] -= fraction(left->share[left->kept[i]]);
     for (uint64_t b = 0; b < blocks; b++)

@@ -11,13 +11,21 @@
 #include "select.h"
 
 #define BINS       1024 /* ten bits a level: the top one has a share's sign and exponent in 9 of them */
-#define HISTOGRAMS 4 /* equal shares in a row would wait for each other's count */
+#define FILTER     4096 /* floats that a cut may hold beside the shares */
+#define HISTOGRAMS 4    /* equal shares in a row would wait for each other's count */
 
 static inline uint32_t bits_of(float share) {
     uint32_t bits;
 
     memcpy(&bits, &share, 4);
     return bits;
+}
+
+static inline float float_of(uint32_t bits) {
+    float share;
+
+    memcpy(&share, &bits, 4);
+    return share;
 }
 
 void lk_share(const float *scores, uint64_t stride, uint32_t group, uint64_t count, float floor,
@@ -48,11 +56,11 @@ static uint32_t find_bin(uint32_t hist[HISTOGRAMS][BINS], uint64_t *need) {
     }
 }
 
-struct lk_cut lk_select_cut(const float *share, uint64_t count, uint64_t need) {
+/* The bits of the need-th best, of all. */
+static struct lk_cut radix_cut(const float *share, uint64_t count, uint64_t need) {
     uint32_t hist[HISTOGRAMS][BINS], prefix = 0;
 
-    for (uint32_t shift = 20;;
-         shift -= 10) { /* bits 30..20 (share <= 1: below 2^30), 19..10, 9..0 */
+    for (uint32_t shift = 20;; shift -= 10) { /* bits 29..20 (share <= 1), 19..10, 9..0 */
         memset(hist, 0, sizeof hist);
         for (uint64_t j = 0; j < count; j++) {
             uint32_t bits = bits_of(share[j]);
@@ -65,25 +73,31 @@ struct lk_cut lk_select_cut(const float *share, uint64_t count, uint64_t need) {
     }
 }
 
-uint64_t lk_select_best(const float *share, uint64_t count, uint64_t need, uint32_t *ret_index) {
-    uint64_t found = 0;
+/* The need-th best of the columns' maxima is no better than the need-th best of all: what lies below it
+ * need not be counted. */
+struct lk_cut lk_select_cut(const float *share, uint64_t count, uint64_t need) {
+    const struct lk_vector *vector = lk_vector_get();
+    float some[FILTER];
+    uint64_t width = (2 * need + 63) / 64 * 64;
 
+    if (width > FILTER || 2 * width > count)
+        return radix_cut(share, count, need);
+    vector->columns(share, count, (uint32_t)width, some);
+    struct lk_cut bound = radix_cut(some, width, need);
+    uint64_t above = vector->pick(share, count, float_of(bound.bits), some, FILTER);
+    return above == UINT64_MAX ? radix_cut(share, count, need) : radix_cut(some, above, need);
+}
+
+uint64_t lk_select_best(const float *share, uint64_t count, uint64_t need, uint32_t *ret_index) {
     if (need == 0)
         return 0;
-    if (need >= count) {
-        for (; found < count; found++)
-            ret_index[found] = (uint32_t)found;
-        return found;
+    if (need < count) {
+        struct lk_cut cut = lk_select_cut(share, count, need);
+        return lk_vector_get()->emit(share, count, float_of(cut.bits), cut.ties, ret_index);
     }
-    struct lk_cut cut = lk_select_cut(share, count, need);
-    for (uint64_t j = 0; j < count; j++) {
-        uint32_t bits = bits_of(share[j]);
-        if (bits < cut.bits || (bits == cut.bits && cut.ties == 0))
-            continue;
-        cut.ties -= bits == cut.bits;
-        ret_index[found++] = (uint32_t)j;
-    }
-    return found;
+    for (uint64_t j = 0; j < count; j++)
+        ret_index[j] = (uint32_t)j;
+    return count;
 }
 
 /* Heap sort: in place, no recursion, the same time for any input. */
