@@ -23,7 +23,8 @@ void lk_access_open(const char *group, struct lk_access *ret) {
 const char *lk_access_describe(const struct lk_access *access, char *text, size_t bytes) {
     char owner[32] = "", group[64] = "";
     if (access->owner != 0)
-        snprintf(owner, sizeof(owner), ", uid %u", access->owner);
+        snprintf(owner, sizeof(owner), "%s uid %u", access->has_group ? "," : " and",
+                 access->owner);
     if (access->has_group)
         snprintf(group, sizeof(group), " and members of group %s", access->group_name);
     snprintf(text, bytes, "root%s%s", owner, group);
