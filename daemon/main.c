@@ -17,10 +17,10 @@
 #include <unistd.h>
 
 #include "../graphs/engine.h"
-#include "limits.h"
 #include "log.h"
 #include "report.h"
 #include "server.h"
+#include "start.h"
 
 #define FDS_PER_CHANNEL 8 /* socket, bell, and those on their way to the client */
 #define FDS_SPARE       128
@@ -28,10 +28,7 @@
 struct daemon {
     struct lk_options options;
     struct lk_config config;
-    struct lk_placement placement;
-    struct lk_memory_report memory;
-    struct lk_engine *engine;
-    struct lk_intake *intake;
+    struct lk_started started;
     struct lk_server server;
     char why[1024];
 };
@@ -64,48 +61,16 @@ static void raise_descriptor_limit(const struct lk_config *config) {
                (unsigned long long)wanted);
 }
 
-static int open_engine(struct daemon *daemon) {
-    struct lk_engine_options options = {
-        .threads = daemon->placement.threads,
-        .cpus = daemon->placement.pinned ? daemon->placement.cpus : NULL,
-        .spin_us = daemon->config.spin_us,
-        .workspace_bytes = lk_workspace_bytes(&daemon->config),
-        .cpu_path = daemon->config.cpu_path,
-    };
-    return lk_engine_open(&options, &daemon->engine, daemon->why, sizeof(daemon->why));
-}
-
-/* Everything between the socket and READY. -> 0 or an exit code, sentence in why. */
-static int take_memory(struct daemon *daemon) {
-    if (lk_memory_invalid(&daemon->config, daemon->why, sizeof(daemon->why)))
-        return EX_OSERR;
-    lk_numa_place(&daemon->config, &daemon->placement);
-    int rc = open_engine(daemon);
-    if (!rc)
-        rc = lk_intake_open(&daemon->config, daemon->engine, &daemon->intake, daemon->why,
-                            sizeof(daemon->why));
-    if (rc)
-        return rc == -EINVAL || rc == -ENOTSUP ? EX_CONFIG : EX_OSERR;
-    rc = lk_intake_start(daemon->intake);
-    if (rc) {
-        snprintf(daemon->why, sizeof(daemon->why), "the intake thread cannot be started: %s",
-                 strerror(-rc));
-        return EX_OSERR;
-    }
-    lk_memory_settle(&daemon->config, &daemon->placement, daemon->intake, &daemon->memory);
-    return 0;
-}
-
 /* Serves until a signal. -> exit code, sentence in why. */
 static int serve(struct daemon *daemon, uint64_t begun_ns) {
     struct lk_server *server = &daemon->server;
     struct lk_intake_status status;
     server->options = &daemon->options;
     server->config = daemon->config;
-    server->intake = daemon->intake;
-    server->engine = lk_engine_describe(daemon->engine);
-    server->placement = &daemon->placement;
-    server->memory = &daemon->memory;
+    server->intake = daemon->started.intake;
+    server->engine = lk_engine_describe(daemon->started.engine);
+    server->placement = &daemon->started.placement;
+    server->memory = &daemon->started.memory;
     int rc = lk_server_open(server, daemon->why, sizeof(daemon->why));
     if (!rc) {
         lk_report_start(server, lk_now_ns() - begun_ns);
@@ -114,8 +79,8 @@ static int serve(struct daemon *daemon, uint64_t begun_ns) {
             snprintf(daemon->why, sizeof(daemon->why), "the control thread cannot wait: %s",
                      strerror(-rc));
     }
-    lk_intake_status(daemon->intake, &status);
-    lk_intake_stop(daemon->intake);
+    lk_intake_status(daemon->started.intake, &status);
+    lk_intake_stop(daemon->started.intake);
     lk_server_close(server);
     if (!rc)
         lk_report_end(server, &status);
@@ -133,16 +98,21 @@ static int run(struct daemon *daemon) {
         return EX_CANTCREAT;
     }
     raise_descriptor_limit(&daemon->config);
-    int code = take_memory(daemon);
+    int code = lk_start(&daemon->config, &daemon->started, daemon->why, sizeof(daemon->why));
+    if (code == LK_START_STOPPED) {
+        lk_log(LK_LOG_INFO, "stopped before it was ready");
+        lk_listener_close(&daemon->server.listener);
+        _exit(EX_OK); /* memory is still being taken on another thread */
+    }
     if (!code)
         code = serve(daemon, begun_ns);
     if (code)
         lk_log(LK_LOG_ERROR, "%s", daemon->why);
     lk_listener_close(&daemon->server.listener);
-    if (daemon->intake)
-        lk_intake_close(daemon->intake);
-    if (daemon->engine)
-        lk_engine_close(daemon->engine);
+    if (daemon->started.intake)
+        lk_intake_close(daemon->started.intake);
+    if (daemon->started.engine)
+        lk_engine_close(daemon->started.engine);
     return code;
 }
 

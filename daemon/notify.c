@@ -17,6 +17,10 @@ void lk_notify_open(struct lk_notify *ret) {
         ret->interval_ns = timeout_us * 1000 / FEEDINGS_PER_TIMEOUT;
 }
 
+void lk_notify_starting(const char *status, uint64_t extend_seconds) {
+    sd_notifyf(0, "EXTEND_TIMEOUT_USEC=%" PRIu64 "\nSTATUS=%s", extend_seconds * 1000000, status);
+}
+
 void lk_notify_ready(const char *status) {
     sd_notifyf(0, "READY=1\nSTATUS=%s", status);
 }

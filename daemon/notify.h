@@ -21,6 +21,8 @@ struct lk_notify {
 };
 
 void lk_notify_open(struct lk_notify *ret);
+/* Not ready yet: do not give up for so many seconds. */
+void lk_notify_starting(const char *status, uint64_t extend_seconds);
 void lk_notify_ready(const char *status);
 void lk_notify_status(const char *status);
 void lk_notify_reloading(void); /* lk_notify_ready() ends it */

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * start.c - see start.h.
+ */
+#include "start.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <sysexits.h>
+#include <unistd.h>
+
+#include "../graphs/engine.h"
+#include "limits.h"
+#include "log.h"
+#include "notify.h"
+
+#define PATIENCE_MS    2000 /* then it is said that it takes a while */
+#define EXTEND_SECONDS 60   /* what systemd is asked for, again and again */
+
+struct starter {
+    const struct lk_config *config;
+    struct lk_started *started;
+    int done; /* eventfd */
+    int code;
+    char *why;
+    size_t why_bytes;
+};
+
+static int open_engine(const struct lk_config *config, struct lk_started *started, char *why,
+                       size_t bytes) {
+    struct lk_engine_options options = {
+        .threads = started->placement.threads,
+        .cpus = started->placement.pinned ? started->placement.cpus : NULL,
+        .spin_us = config->spin_us,
+        .workspace_bytes = lk_workspace_bytes(config),
+        .cpu_path = config->cpu_path,
+    };
+    return lk_engine_open(&options, &started->engine, why, bytes);
+}
+
+static int take_all(struct starter *starter) {
+    const struct lk_config *config = starter->config;
+    struct lk_started *started = starter->started;
+    int rc = open_engine(config, started, starter->why, starter->why_bytes);
+    if (!rc)
+        rc = lk_intake_open(config, started->engine, &started->intake, starter->why,
+                            starter->why_bytes);
+    if (rc)
+        return rc == -EINVAL || rc == -ENOTSUP ? EX_CONFIG : EX_OSERR;
+    rc = lk_intake_start(started->intake);
+    if (rc) {
+        snprintf(starter->why, starter->why_bytes, "the intake thread cannot be started: %s",
+                 strerror(-rc));
+        return EX_OSERR;
+    }
+    lk_memory_settle(config, &started->placement, started->intake, &started->memory);
+    return 0;
+}
+
+static void *run(void *context) {
+    struct starter *starter = context;
+    starter->code = take_all(starter);
+    eventfd_write(starter->done, 1);
+    return NULL;
+}
+
+static void tell_patience(const struct lk_config *config, bool first) {
+    uint64_t bytes = 0;
+    char words[64], size[16];
+    for (uint32_t i = 0; i < config->pools; i++)
+        bytes += config->pool[i].memory_bytes;
+    snprintf(words, sizeof(words), "taking %s of memory", lk_memory_text(bytes, size));
+    lk_notify_starting(words, EXTEND_SECONDS);
+    if (first)
+        lk_log(LK_LOG_INFO, "%s", words);
+}
+
+/* -> 0: the thread is done; LK_START_STOPPED. */
+static int wait_for(const struct starter *starter, int signals) {
+    struct pollfd wait[] = {{.fd = starter->done, .events = POLLIN},
+                            {.fd = signals, .events = POLLIN}};
+    bool first = true;
+    for (;;) {
+        int count = poll(wait, 2, first ? PATIENCE_MS : EXTEND_SECONDS * 1000 / 3);
+        if (wait[0].revents)
+            return 0;
+        if (wait[1].revents)
+            return LK_START_STOPPED;
+        if (count == 0)
+            tell_patience(starter->config, first);
+        first = first && count != 0;
+    }
+}
+
+/* Runs the thread and waits. -> 0 or LK_START_STOPPED; -errno: there is no thread. */
+static int run_thread(struct starter *starter) {
+    pthread_t thread = 0;
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    int signals = signalfd(-1, &set, SFD_CLOEXEC);
+    int rc = signals < 0 ? -errno : -pthread_create(&thread, NULL, run, starter);
+    if (!rc)
+        rc = wait_for(starter, signals);
+    if (!rc)
+        pthread_join(thread, NULL);
+    if (signals >= 0)
+        close(signals);
+    return rc;
+}
+
+int lk_start(const struct lk_config *config, struct lk_started *ret, char *why, size_t why_bytes) {
+    static struct starter starter; /* outlives this call where it is stopped */
+    *ret = (struct lk_started){0};
+    if (lk_memory_invalid(config, why, why_bytes))
+        return EX_OSERR;
+    lk_numa_place(config, &ret->placement); /* the thread inherits it */
+    starter = (struct starter){config, ret, eventfd(0, EFD_CLOEXEC), 0, why, why_bytes};
+    int rc = starter.done < 0 ? -errno : run_thread(&starter);
+    if (rc == LK_START_STOPPED)
+        return rc;
+    if (rc) {
+        snprintf(why, why_bytes, "no thread to start with: %s", strerror(-rc));
+        return EX_OSERR;
+    }
+    close(starter.done);
+    return starter.code;
+}
