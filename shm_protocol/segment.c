@@ -17,6 +17,11 @@
 
 #include "ring.h"
 
+/* Between the entries and the descriptors: a prefetcher that follows the entries runs on past their end, and
+ * would take descriptor lines from the client just as it writes them (measured: 170 against 120 ns for a bare
+ * exchange over these lines). */
+#define DESC_GAP_BYTES 1024
+
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
 static int fail(int error, char *why, size_t why_bytes, const char *format, ...)
@@ -48,7 +53,7 @@ int lk_segment_sizes(uint32_t sq_entries, uint64_t arena_bytes, struct lk_segmen
     if (s.descriptor_bytes < 2 * LK_DESCRIPTOR_BYTES_MAX)
         s.descriptor_bytes = 2 * LK_DESCRIPTOR_BYTES_MAX;
     s.sq_offset = sizeof(struct lk_submission_head);
-    s.desc_offset = s.sq_offset + s.sq_entries * sizeof(struct lk_sqe);
+    s.desc_offset = s.sq_offset + s.sq_entries * sizeof(struct lk_sqe) + DESC_GAP_BYTES;
     s.submission_bytes = s.desc_offset + s.descriptor_bytes;
     s.cq_offset = sizeof(struct lk_completion_head);
     s.completion_bytes = s.cq_offset + s.cq_entries * sizeof(struct lk_cqe);

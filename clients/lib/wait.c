@@ -36,14 +36,23 @@ static void wake_up(struct locks *l) {
         l->dead = true;
 }
 
-static bool spin(struct locks *l, uint64_t until, struct lk_cqe *ret) {
-    do
-        for (int i = 0; i < LOOKS_PER_CLOCK; i++) {
-            if (take(l, ret))
-                return true;
-            lk_pause();
-        }
-    while (now_ns() < until);
+static bool look(struct locks *l, struct lk_cqe *ret) {
+    for (int i = 0; i < LOOKS_PER_CLOCK; i++) {
+        if (take(l, ret))
+            return true;
+        lk_pause();
+    }
+    return false;
+}
+
+/* The clock is read only when the quickest answers have not come: reading it takes as long as a look. */
+static bool spin(struct locks *l, uint64_t deadline, struct lk_cqe *ret) {
+    if (look(l, ret))
+        return true;
+    for (uint64_t now = now_ns(), until = now + l->spin_ns; now < until && now < deadline;
+         now = now_ns())
+        if (look(l, ret))
+            return true;
     return false;
 }
 
@@ -63,11 +72,7 @@ static void doze(struct locks *l, uint64_t deadline) {
 static int next(struct locks *l, uint64_t deadline, struct lk_cqe *ret) {
     if (l->armed)
         wake_up(l);
-    if (take(l, ret))
-        return 0;
-    uint64_t start = now_ns();
-    uint64_t until = l->spin_ns < deadline - start ? start + l->spin_ns : deadline;
-    if (deadline > start && spin(l, until, ret))
+    if (spin(l, deadline, ret))
         return 0;
     while (!l->dead) {
         if (!lk_ring_client_arm(&l->ring)) {
