@@ -57,6 +57,7 @@ struct lk_channel_status {
     uint64_t submissions, completions, refusals;
     uint32_t queued, in_flight, sequences, leases;
     uint64_t pages;
+    bool cut; /* its ring's indices lied: nothing more is taken of it */
 };
 
 struct lk_intake_status {

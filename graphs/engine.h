@@ -40,7 +40,8 @@ const char *lk_engine_describe(const struct lk_engine *engine); /* "cpu avx512, 
 
 /* A pool's memory: one memfd (kv, coarse, fine, super in this order, each part page aligned),
  * populated, on huge pages where the kernel lends them. ret_fd stays the engine's; valid until
- * lk_engine_close(). bytes of `pages` pages: lk_engine_pool_bytes(). -ENOMEM with the sizes in why.
+ * lk_engine_close(). bytes of `pages` pages: lk_engine_pool_bytes() (engine may be NULL before there
+ * is one). -ENOMEM with the sizes in why.
  */
 uint64_t lk_engine_pool_bytes(const struct lk_engine *engine, const struct lk_geometry *geometry,
                               uint64_t pages);
@@ -49,7 +50,8 @@ int lk_engine_pool_open(struct lk_engine *engine, const struct lk_geometry *geom
                         size_t why_bytes);
 
 /* Bytes of workspace a row takes in a batch; a function of the row alone. A row that exceeds the
- * whole workspace can never run: the daemon sizes workspaces by its largest row. */
+ * whole workspace can never run: the daemon sizes workspaces by its largest row, before there is an
+ * engine (then NULL), from the pool's geometry alone. */
 uint64_t lk_engine_row_workspace(const struct lk_engine *engine, const struct lk_row *row);
 
 enum lk_phase {

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * finish.c - what follows from a batch's marks. See state.h.
+ *
+ * FENCED: results stand, so lengths and marks of the ledger rise, then completions go out. DONE:
+ * nothing names the batch's pages any more, so summaries count, references of copied quads go back
+ * and what waited for its sequence or lease may go on.
+ */
+#include "state.h"
+
+#include "assert.h"
+
+/* ---- FENCED ---- */
+
+static void add_times(struct lk_submission *s, const struct lk_work *work) {
+    const uint64_t *phase = work->batch.phase_ns;
+    struct lk_step_result *r = &s->result;
+    if (s->batch_serial == work->serial)
+        return;
+    if (s->batch_serial == 0)
+        r->queue_ns = work->launched_ns - s->taken_ns;
+    s->batch_serial = work->serial;
+    r->append_ns += phase[LK_PHASE_COPY] + phase[LK_PHASE_APPEND];
+    r->score_ns += phase[LK_PHASE_SCORE];
+    r->select_ns += phase[LK_PHASE_SELECT];
+    r->attend_ns += phase[LK_PHASE_ATTEND];
+    r->batch_rows = work->batch.row_count;
+    r->batch_bucket = work->batch.bucket;
+}
+
+static void add_row(struct lk_intake *intake, struct lk_submission *s, const struct lk_row *row) {
+    const struct lk_geometry *g = &row->pool->geometry;
+    struct lk_step_result *r = &s->result;
+    intake->rows++;
+    if (row->tokens == 0)
+        return;
+    uint64_t dense = row->length * g->kv_heads * 2 * g->head_dim * row->pool->layout.element_bytes;
+    r->score_bytes += row->score_bytes;
+    r->select_bytes += row->select_bytes;
+    r->attend_bytes += row->attend_bytes;
+    r->dense_bytes += dense;
+    intake->score_bytes += row->score_bytes;
+    intake->select_bytes += row->select_bytes;
+    intake->attend_bytes += row->attend_bytes;
+    intake->dense_bytes += dense;
+    intake->rows_exact += row->exact;
+    intake->rows_sparse += !row->exact;
+}
+
+static void fence_lease(const struct lk_work *work, const struct lk_item *item) {
+    if (item->write)
+        lk_lease_written(item->lease->pool, item->write);
+    for (uint32_t i = 0; i < item->copies; i++)
+        lk_lease_copied(item->lease->pool, &work->copies[item->copy + i]);
+    if (!item->row)
+        item->lease->unfenced--;
+}
+
+static void fence_item(struct lk_intake *intake, const struct lk_work *work, struct lk_item *item) {
+    struct lk_submission *s = item->submission;
+    if (item->sequence && item->row->append)
+        item->sequence->lengths[item->row->layer] = item->row->length;
+    if (item->lease)
+        fence_lease(work, item);
+    if (item->row)
+        add_row(intake, s, item->row);
+    add_times(s, work);
+    s->placed--;
+    s->done += item->row || item->write;
+    if (s->placed == 0 && !s->waits)
+        lk_channel_finish(item->channel, s, 0, intake->now_ns);
+    item->submission = NULL;
+}
+
+static void fence(struct lk_intake *intake, struct lk_work *work) {
+    intake->now_ns = lk_clock_ns();
+    for (uint32_t i = 0; i < work->item_count; i++)
+        fence_item(intake, work, &work->items[i]);
+}
+
+/* ---- DONE ---- */
+
+static void let_go(struct lk_item *item) {
+    item->channel->held--;
+    if (item->sequence)
+        item->sequence->in_flight--;
+    if (!item->lease)
+        return;
+    item->lease->in_flight--;
+    if (item->row)
+        item->lease->set[item->set].in_flight--;
+}
+
+static void done(struct lk_intake *intake, struct lk_work *work) {
+    for (uint32_t i = 0; i < work->batch.build_after_count; i++)
+        lk_sequence_built(&work->after[i]);
+    for (uint32_t i = 0; i < work->shared_count; i++) {
+        struct lk_sequence *sequence = work->shared[i].sequence;
+        if (lk_sequence_copied(sequence->pool, work->shared[i].quad))
+            lk_channel_charge(sequence->channel, -1);
+        sequence->in_flight--;
+        sequence->channel->held--;
+    }
+    for (uint32_t i = 0; i < work->item_count; i++)
+        let_go(&work->items[i]);
+    work->in_flight = false;
+    intake->in_flight--;
+}
+
+bool lk_finish_batches(struct lk_intake *intake) {
+    struct lk_batch *batch;
+    enum lk_mark mark;
+    bool any = false;
+    while (intake->in_flight && (mark = lk_engine_poll(intake->engine, &batch)) != LK_MARK_NONE) {
+        if (mark == LK_MARK_FENCED)
+            fence(intake, batch->owner);
+        else
+            done(intake, batch->owner);
+        any = true;
+    }
+    return any;
+}
+
+/* ---- channels that go ---- */
+
+bool lk_reap(struct lk_intake *intake, struct lk_channel *channel) {
+    if (channel->state != LK_CHANNEL_LEAVING || channel->held || channel->running)
+        return false;
+    while (channel->sequences)
+        lk_release_sequence(intake, channel->sequences);
+    while (channel->leases)
+        lk_release_lease(intake, channel->leases);
+    LK_ASSERT(channel->quads == 0 && channel->queued == 0);
+    channel->user->channels--;
+    channel->state = LK_CHANNEL_FREE;
+    return true;
+}

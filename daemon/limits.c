@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * limits.c - sizes that follow from the configuration. See limits.h. Pure functions; any thread.
+ */
+#include "limits.h"
+
+#define EXTENT_PAGES ((uint64_t)LK_EXTENT_QUADS * LK_QUAD_PAGES)
+#define PAGES_MAX    (UINT64_C(1) << 31) /* page ids have 32 bits */
+
+static uint64_t most(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
+static uint64_t least(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+
+uint64_t lk_pool_max_tokens(const struct lk_pool_config *config, uint64_t pages) {
+    uint64_t capacity = pages * config->geometry.page_tokens;
+    return config->max_tokens ? least(config->max_tokens, capacity) : capacity;
+}
+
+uint64_t lk_pool_fitting_pages(const struct lk_engine *engine,
+                               const struct lk_pool_config *config) {
+    uint64_t low = 0, high = PAGES_MAX / LK_QUAD_PAGES; /* in quads: low fits, high does not */
+    while (high - low > 1) {
+        uint64_t middle = low + (high - low) / 2;
+        if (lk_engine_pool_bytes(engine, &config->geometry, middle * LK_QUAD_PAGES) <=
+            config->memory_bytes)
+            low = middle;
+        else
+            high = middle;
+    }
+    uint64_t pages = low * LK_QUAD_PAGES;
+    return pages > EXTENT_PAGES ? pages / EXTENT_PAGES * EXTENT_PAGES : pages;
+}
+
+/* Largest over the rows of one query, by budget, sample and scan. */
+static uint64_t sparse_row_bytes(struct lk_row *row) {
+    uint64_t largest = 0, pages = lk_row_pages(row);
+    row->tokens = 1;
+    for (uint64_t budget = 1; budget <= 2 * pages; budget *= 2)
+        for (uint32_t scan = LK_FULL; scan <= LK_TREE; scan++)
+            for (uint32_t sampled = 0; sampled < 2; sampled++) {
+                row->budget_pages = (uint32_t)least(budget, pages);
+                row->budget_tokens = row->budget_pages * row->pool->geometry.page_tokens;
+                row->scan = scan;
+                row->sampled = sampled * (row->budget_pages / 2);
+                largest = most(largest, lk_engine_row_workspace(NULL, row));
+            }
+    return largest;
+}
+
+static uint64_t exact_row_bytes(struct lk_row *row, uint64_t tokens_max) {
+    uint64_t largest = 0;
+    row->exact = 1;
+    for (uint64_t tokens = 1; tokens < 2 * tokens_max; tokens *= 2) {
+        row->tokens = (uint32_t)least(tokens, tokens_max);
+        largest = most(largest, lk_engine_row_workspace(NULL, row));
+    }
+    return largest;
+}
+
+static uint64_t largest_row_bytes(const struct lk_config *config,
+                                  const struct lk_pool_config *pool) {
+    struct lk_pool_view view = {.geometry = pool->geometry};
+    view.pages = lk_pool_fitting_pages(NULL, pool);
+    struct lk_row row = {.pool = &view,
+                         .length = lk_pool_max_tokens(pool, view.pages),
+                         .table_shift = 2,
+                         .recent_pages = 1};
+    if (row.length == 0)
+        return 0;
+    return most(sparse_row_bytes(&row),
+                exact_row_bytes(&row, least(config->max_row_tokens, row.length)));
+}
+
+uint64_t lk_workspace_bytes(const struct lk_config *config) {
+    uint64_t largest = 1 << 20; /* more than any small row takes: 16 or so may share a batch */
+    if (config->workspace_bytes)
+        return config->workspace_bytes;
+    for (uint32_t i = 0; i < config->pools; i++)
+        largest = most(largest, largest_row_bytes(config, &config->pool[i]));
+    return 2 * largest;
+}

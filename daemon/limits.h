@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * limits.h - how much of everything intake keeps, each with its reason and tied to its neighbours.
+ *
+ * Intake allocates when it opens and never after, so all that a client can make it hold has a bound
+ * here or in the configuration. What is here is not for operators: raising one changes memory and
+ * latency, never what is possible.
+ */
+#ifndef LK_LIMITS_H
+#define LK_LIMITS_H
+
+#include "../graphs/engine.h"
+#include "../shm_protocol/validate.h"
+#include "config.h"
+
+/* 64 pages: a sequence's scan streams through 64 records of a plane before it may jump. */
+#define LK_EXTENT_QUADS 16
+
+/* Submissions of a channel out of its ring and not yet answered: what two batches and the next one
+ * can use of a client that sends a layer at a time. The rest waits in the ring. */
+#define LK_QUEUE_SUBMISSIONS 32
+/* Descriptors up to ten rows lie in the submission; of longer ones a channel may have so many. */
+#define LK_INLINE_BYTES 1024
+#define LK_QUEUE_LARGE  2
+
+/* Of one channel before the next has its turn. */
+#define LK_TAKE_PER_TURN 8
+#define LK_ROWS_PER_TURN 32
+
+/* Of a batch. A row that appends or writes more than the batch has left waits for the next one; an
+ * empty batch takes any row. */
+#define LK_BATCH_COPIES 16384
+#define LK_BATCH_TOKENS 16384 /* of rows of several tokens: bounds how long others wait */
+#define LK_BATCH_SLOTS  LK_ROW_TOKENS_MAX
+#define LK_BATCH_BUILDS (LK_ROW_TOKENS_MAX + LK_BATCH_COPIES) /* every token seals a page */
+#define LK_BATCH_WRITES LK_BATCH_ROWS_MAX
+#define LK_BATCH_ITEMS  (2 * LK_BATCH_ROWS_MAX + 64) /* rows, writes and lists that wait for it */
+
+/* Leases of a pool, all clients' together. */
+#define LK_LEASES_MAX 256
+
+/* A heartbeat in every channel's segment so often while awake. */
+#define LK_HEARTBEAT_NS UINT64_C(100000000)
+
+/* Above so many tokens `auto` scans nested: below, the second pass costs more than it saves. */
+#define LK_AUTO_NESTED_TOKENS 32768
+/* From so many pages on half of a budget is sampled by default. */
+#define LK_AUTO_SAMPLED_PAGES 128
+
+_Static_assert(sizeof(struct lk_step_desc) + 10 * sizeof(struct lk_row_desc) == LK_INLINE_BYTES,
+               "ten rows lie in the submission");
+_Static_assert(LK_BATCH_COPIES >= 1024 * LK_QUAD_PAGES,
+               "a quad's pages of all layers (config.c: at most 1024) fit a batch");
+_Static_assert(LK_ROWS_MAX <= LK_BATCH_ROWS_MAX, "a submission's rows fit a batch");
+_Static_assert(LK_LIST_MAX <= LK_BATCH_SLOTS, "a list of page ids fits where slots do");
+
+/* Workspace of each batch in flight: as configured, or twice what the largest row takes that the
+ * configuration allows. */
+uint64_t lk_workspace_bytes(const struct lk_config *config);
+/* Tokens that a sequence of the pool may have. */
+uint64_t lk_pool_max_tokens(const struct lk_pool_config *config, uint64_t pages);
+/* Pages that fit into the pool's memory: whole extents, or whole quads where there is no extent. */
+uint64_t lk_pool_fitting_pages(const struct lk_engine *engine, const struct lk_pool_config *config);
+
+#endif

@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * step.c - rows of sequences: APPEND, DECODE, ATTEND. See state.h.
+ *
+ * A step is checked as a whole before any of it is placed: handles, positions (each row against the
+ * layer's planned length, and against the rows of the same step before it), quotas. Then quads are
+ * promised and it cannot fail. Rows are placed one after the other, in one batch if they fit: a
+ * sequence's layer once a batch, so that a batch's stages need no order among rows.
+ */
+#include "state.h"
+
+#include <math.h>
+
+#include "assert.h"
+
+static enum lk_reason found(struct lk_refusal *ret, enum lk_reason reason, uint64_t value,
+                            uint64_t limit) {
+    *ret = (struct lk_refusal){
+        .reason = (uint16_t)reason, .row = LK_ROW_WHOLE, .value = value, .limit = limit};
+    return reason;
+}
+
+/* ---- what the kernels are told ---- */
+
+static uint32_t scan_of(const struct lk_step_desc *step, const struct lk_pool *pool,
+                        uint64_t length) {
+    uint32_t scan = step->scan != LK_SCAN_AUTO ? step->scan : pool->config->scan;
+    if (scan == LK_SCAN_AUTO)
+        scan = length > LK_AUTO_NESTED_TOKENS ? LK_SCAN_NESTED : LK_SCAN_FULL;
+    return scan;
+}
+_Static_assert((int)LK_SCAN_FULL == LK_FULL && (int)LK_SCAN_COARSE == LK_COARSE &&
+                   (int)LK_SCAN_NESTED == LK_NESTED && (int)LK_SCAN_TREE == LK_TREE,
+               "the wire's scan modes are the kernels'");
+_Static_assert(sizeof(struct lk_head_result) == sizeof(struct lk_head_out) &&
+                   sizeof(struct lk_page_entry) == sizeof(struct lk_page_weight),
+               "kernels write results where the client reads them");
+
+static void fill_selection(const struct lk_step_desc *step, const struct lk_pool *pool,
+                           struct lk_row *row) {
+    const struct lk_geometry *g = &pool->view.geometry;
+    uint32_t budget = step->budget ? step->budget : pool->config->budget;
+    row->budget_tokens = budget;
+    row->budget_pages = budget / g->page_tokens;
+    if (step->sampled >= 0)
+        row->sampled = (uint32_t)step->sampled;
+    else
+        row->sampled = row->budget_pages >= LK_AUTO_SAMPLED_PAGES ? row->budget_pages / 2 : 0;
+    row->sink_pages = step->sink_pages;
+    row->recent_pages = step->recent_pages;
+    row->scan = scan_of(step, pool, row->length);
+    row->exact = row->tokens > 1 || row->length <= budget || row->length < step->dense_below;
+    row->mass_target = step->mass_target;
+    row->sm_scale = step->sm_scale != 0 ? step->sm_scale : 1.0f / sqrtf((float)g->head_dim);
+}
+
+static void fill_outputs(const struct lk_submission *s, uint32_t index, const struct lk_pool *pool,
+                         struct lk_row *row) {
+    const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + index;
+    uint8_t *arena = s->channel->open.arena;
+    uint64_t results = s->desc->step.results;
+    row->q = arena + desc->q;
+    row->out = (float *)(arena + desc->out);
+    row->lse = desc->lse == LK_NONE ? NULL : (float *)(arena + desc->lse);
+    row->list = desc->list == LK_NONE ? NULL : (struct lk_page_weight *)(arena + desc->list);
+    row->list_pages = row->list ? desc->list_pages : 0;
+    if (results != LK_NONE)
+        row->result = (struct lk_head_out *)(arena + results) +
+                      (uint64_t)index * pool->view.geometry.kv_heads;
+}
+
+void lk_fill_row(const struct lk_submission *s, uint32_t index, const struct lk_pool *pool,
+                 uint64_t length, struct lk_row *ret) {
+    const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + index;
+    bool appends = s->op == LK_OP_APPEND || s->op == LK_OP_DECODE;
+    *ret = (struct lk_row){.pool = &pool->view, .layer = desc->layer, .length = length};
+    if (appends) {
+        ret->append = desc->tokens;
+        ret->k = s->channel->open.arena + desc->k;
+        ret->v = s->channel->open.arena + desc->v;
+    }
+    if (s->op == LK_OP_APPEND)
+        return;
+    ret->tokens = desc->tokens;
+    fill_outputs(s, index, pool, ret);
+    fill_selection(&s->desc->step, pool, ret);
+}
+
+enum lk_reason lk_row_too_large(const struct lk_intake *intake, const struct lk_row *row,
+                                struct lk_refusal *ret) {
+    uint64_t bytes = lk_engine_row_workspace(intake->engine, row);
+    if (bytes > intake->workspace_bytes)
+        return found(ret, LK_REASON_WORKSPACE, bytes, intake->workspace_bytes);
+    return LK_REASON_NONE;
+}
+
+struct lk_row *lk_place_row(const struct lk_intake *intake, struct lk_work *work,
+                            const struct lk_row *row) {
+    uint64_t bytes = lk_engine_row_workspace(intake->engine, row);
+    uint64_t tokens = row->tokens > row->append ? row->tokens : row->append;
+    if (work->batch.row_count >= intake->config.batch_rows || lk_work_full(work) ||
+        bytes > intake->workspace_bytes - work->workspace_used ||
+        (work->tokens && work->tokens + tokens > LK_BATCH_TOKENS))
+        return NULL;
+    struct lk_row *place = &work->rows[work->batch.row_count++];
+    *place = *row;
+    work->workspace_used += bytes;
+    work->tokens += tokens;
+    return place;
+}
+
+/* ---- check ---- */
+
+static enum lk_reason position_invalid(uint16_t op, const struct lk_row_desc *desc, uint64_t length,
+                                       struct lk_refusal *ret) {
+    if (desc->position == length)
+        return LK_REASON_NONE;
+    bool replayed =
+        op != LK_OP_ATTEND && desc->position < length && desc->tokens <= length - desc->position;
+    return found(ret, replayed ? LK_REASON_REPLAYED : LK_REASON_POSITION, desc->position, length);
+}
+
+static enum lk_reason row_unfit(struct lk_intake *intake, const struct lk_submission *s,
+                                uint32_t index, uint64_t *need, struct lk_refusal *ret) {
+    const struct lk_step_desc *step = &s->desc->step;
+    const struct lk_row_desc *desc = lk_step_rows(step) + index;
+    struct lk_sequence *sequence;
+    struct lk_row row;
+    enum lk_reason reason =
+        lk_find_sequence(intake, s->channel, desc->handle, step->pool, &sequence, ret);
+    if (reason)
+        return reason;
+    struct lk_sequence_layer *layer = &sequence->layer[desc->layer];
+    uint64_t length = layer->check_serial == s->serial ? layer->check_length : layer->planned;
+    uint64_t end = length + (s->op == LK_OP_ATTEND ? 0 : desc->tokens);
+    reason = position_invalid(s->op, desc, length, ret);
+    if (reason)
+        return reason;
+    if (end > sequence->pool->max_tokens)
+        return found(ret, LK_REASON_LENGTH_MAX, end, sequence->pool->max_tokens);
+    layer->check_serial = s->serial;
+    layer->check_length = end;
+    if (end > length)
+        *need += lk_sequence_need(sequence, s->serial, length, end);
+    lk_fill_row(s, index, sequence->pool, end, &row);
+    return lk_row_too_large(intake, &row, ret);
+}
+
+/* -> false: it is refused. */
+static bool check_rows(struct lk_intake *intake, struct lk_submission *s, struct lk_refusal *ret) {
+    const struct lk_step_desc *step = &s->desc->step;
+    struct lk_pool *pool = &intake->pool[step->pool];
+    uint64_t need = 0;
+    s->serial = ++intake->submission_serial;
+    for (uint32_t i = 0; i < step->rows; i++)
+        if (row_unfit(intake, s, i, &need, ret)) {
+            ret->row = i;
+            return false;
+        }
+    if (lk_channel_over_quota(s->channel, pool, need, ret))
+        return false;
+    lk_channel_promise(s, pool, need);
+    s->started = true;
+    return true;
+}
+
+/* ---- place ---- */
+
+/* Quads come out of what was promised; they stay charged. */
+static void use_promise(struct lk_submission *s, uint32_t quads) {
+    LK_ASSERT(quads <= s->promised);
+    s->promised -= quads;
+    s->pool->promised -= quads;
+}
+
+/* Gives the row's shared quads copies of their own. -> false: more remain than this batch can copy,
+ * or the table is in use. */
+static bool copy_shared(struct lk_work *work, struct lk_submission *s, struct lk_sequence *sequence,
+                        uint64_t position, uint64_t end) {
+    uint64_t tokens = lk_pool_quad_tokens(sequence->pool), at = 0;
+    uint64_t stop = (end + tokens - 1) / tokens;
+    uint32_t most = sequence->pool->view.geometry.layers * LK_QUAD_PAGES;
+    if (!lk_sequence_shared(sequence, position / tokens, stop, &at))
+        return true;
+    if (sequence->in_flight)
+        return false;
+    do {
+        if (work->batch.copy_count + most > LK_BATCH_COPIES)
+            return false;
+        struct lk_batch_copy *shared = &work->shared[work->shared_count++];
+        work->batch.copy_count +=
+            lk_sequence_copy(sequence, at, work->copies + work->batch.copy_count, &shared->quad);
+        shared->sequence = sequence;
+        sequence->in_flight++;
+        sequence->channel->held++;
+        use_promise(s, 1);
+    } while (lk_sequence_shared(sequence, position / tokens, stop, &at));
+    return true;
+}
+
+/* An append's last part: table, lengths, builds. */
+static void commit_append(struct lk_work *work, struct lk_submission *s,
+                          struct lk_sequence *sequence, const struct lk_row_desc *desc) {
+    uint64_t end = desc->position + desc->tokens;
+    use_promise(s, lk_sequence_grow(sequence, end));
+    lk_sequence_append(sequence, desc->layer, end);
+    work->batch.build_after_count += lk_sequence_builds(
+        sequence, desc->layer, desc->position, end, work->after + work->batch.build_after_count);
+}
+
+static bool place(struct lk_intake *intake, struct lk_work *work, struct lk_submission *s,
+                  uint32_t index) {
+    const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + index;
+    bool appends = s->op != LK_OP_ATTEND;
+    uint64_t end = desc->position + (appends ? desc->tokens : 0);
+    struct lk_sequence *sequence;
+    struct lk_refusal refusal;
+    struct lk_row row;
+    enum lk_reason reason =
+        lk_find_sequence(intake, s->channel, desc->handle, s->desc->step.pool, &sequence, &refusal);
+    LK_ASSERT(reason == LK_REASON_NONE);
+    struct lk_sequence_layer *layer = &sequence->layer[desc->layer];
+    uint64_t closes = desc->tokens / sequence->pool->view.geometry.page_tokens + 1;
+    if (layer->batch_serial == work->serial ||
+        work->batch.build_after_count + closes > LK_BATCH_BUILDS)
+        return false;
+    if (appends && !copy_shared(work, s, sequence, desc->position, end))
+        return false;
+    lk_fill_row(s, index, sequence->pool, end, &row);
+    row.table = sequence->table;
+    row.table_shift = 2;
+    struct lk_row *placed = lk_place_row(intake, work, &row);
+    if (!placed)
+        return false;
+    if (appends)
+        commit_append(work, s, sequence, desc);
+    layer->batch_serial = work->serial;
+    sequence->in_flight++;
+    struct lk_item *item = lk_work_item(work, s);
+    item->sequence = sequence;
+    item->row = placed;
+    return true;
+}
+
+enum lk_run lk_run_rows(struct lk_intake *intake, struct lk_submission *s) {
+    uint32_t rows = s->desc->step.rows, turn = 0;
+    struct lk_refusal refusal;
+    if (!s->started && !check_rows(intake, s, &refusal))
+        return lk_refuse(intake, s, &refusal);
+    if (rows == 0)
+        return lk_answer(intake, s, 0);
+    struct lk_work *work = lk_filling(intake);
+    if (!work)
+        return LK_RUN_WAIT;
+    for (; s->next_row < rows; s->next_row++, turn++) {
+        if (turn == LK_ROWS_PER_TURN)
+            return LK_RUN_TURN;
+        if (!place(intake, work, s, s->next_row))
+            return LK_RUN_WAIT;
+    }
+    lk_channel_release(s);
+    return lk_started(intake, s);
+}

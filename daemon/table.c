@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * table.c - what is done with leases: TABLES, WRITE, ATTEND_TABLE, COPY_PAGES, INVALIDATE. See state.h.
+ *
+ * ATTEND_TABLE and lists are checked as a whole before any part is placed. A WRITE is checked row by
+ * row, since its slots are too many to hold at once: a refused row leaves the rows before it
+ * written, `rows` of the completion says how many. Writing the same tokens again is harmless.
+ * A refused TABLES leaves its set empty.
+ */
+#include "state.h"
+
+#include <string.h>
+
+#include "assert.h"
+
+/* ---- tables ---- */
+
+enum lk_run lk_run_tables(struct lk_intake *intake, struct lk_submission *s) {
+    const struct lk_tables_desc *desc = &s->desc->tables;
+    struct lk_bounds bounds = {.arena_bytes = s->channel->open.arena_bytes};
+    struct lk_refusal refusal;
+    struct lk_lease *lease;
+    if (desc->handle == 0) { /* as any zero handle, before it is looked up */
+        refusal = (struct lk_refusal){.reason = LK_REASON_HANDLE_NONE, .row = LK_ROW_WHOLE};
+        return lk_refuse(intake, s, &refusal);
+    }
+    if (lk_find_lease(intake, s->channel, desc->handle, UINT32_MAX, &lease, &refusal) ||
+        lk_tables_invalid(desc, s->desc_bytes, &bounds, lease->pool->view.geometry.page_tokens,
+                          &refusal))
+        return lk_refuse(intake, s, &refusal);
+    struct lk_lease_set *set = &lease->set[desc->set];
+    if (set->in_flight)
+        return LK_RUN_WAIT;
+    set->rows = 0;
+    for (uint32_t i = 0; i < desc->rows; i++)
+        if (lk_lease_table_set(lease, desc->set, i, &lk_tables_rows(desc)[i],
+                               s->channel->open.arena, &refusal)) {
+            refusal.row = i;
+            return lk_refuse(intake, s, &refusal);
+        }
+    set->rows = desc->rows;
+    return lk_answer(intake, s, 0);
+}
+
+/* ---- attend ---- */
+
+static void fill_table_row(const struct lk_submission *s, uint32_t index,
+                           const struct lk_lease *lease, struct lk_row *ret) {
+    const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + index;
+    uint64_t length = lease->set[desc->table_set].table[desc->table_row].length;
+    lk_fill_row(s, index, lease->pool, length, ret);
+    ret->table = lk_lease_table(lease, desc->table_set, desc->table_row);
+    ret->table_shift = 0;
+    if (!ret->exact && ret->scan == LK_TREE && !lk_lease_has_supers(lease, desc))
+        ret->scan = LK_NESTED;
+}
+
+static enum lk_reason attend_unfit(struct lk_intake *intake, const struct lk_submission *s,
+                                   uint32_t index, struct lk_refusal *ret) {
+    const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + index;
+    struct lk_lease *lease;
+    struct lk_row row;
+    enum lk_reason reason =
+        lk_find_lease(intake, s->channel, desc->handle, s->desc->step.pool, &lease, ret);
+    if (!reason)
+        reason = lk_lease_unfit(lease, desc, ret);
+    if (reason)
+        return reason;
+    fill_table_row(s, index, lease, &row);
+    return lk_row_too_large(intake, &row, ret);
+}
+
+static bool place_attend(struct lk_intake *intake, struct lk_work *work, struct lk_submission *s,
+                         uint32_t index) {
+    const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + index;
+    struct lk_refusal refusal;
+    struct lk_lease *lease;
+    struct lk_row row;
+    enum lk_reason reason =
+        lk_find_lease(intake, s->channel, desc->handle, s->desc->step.pool, &lease, &refusal);
+    LK_ASSERT(reason == LK_REASON_NONE);
+    if (!lk_lease_may(lease, work->serial, LK_STAGE_ATTEND, desc->layer))
+        return false;
+    fill_table_row(s, index, lease, &row);
+    struct lk_row *placed = lk_place_row(intake, work, &row);
+    if (!placed)
+        return false;
+    lk_lease_placed(lease, work->serial, LK_STAGE_ATTEND, desc->layer);
+    lease->set[desc->table_set].in_flight++;
+    struct lk_item *item = lk_work_item(work, s);
+    item->lease = lease;
+    item->row = placed;
+    item->set = desc->table_set;
+    return true;
+}
+
+enum lk_run lk_run_attend_table(struct lk_intake *intake, struct lk_submission *s) {
+    uint32_t rows = s->desc->step.rows, turn = 0;
+    struct lk_refusal refusal;
+    for (uint32_t i = 0; i < rows && !s->started; i++)
+        if (attend_unfit(intake, s, i, &refusal)) {
+            refusal.row = i;
+            return lk_refuse(intake, s, &refusal);
+        }
+    s->started = true;
+    if (rows == 0)
+        return lk_answer(intake, s, 0);
+    struct lk_work *work = lk_filling(intake);
+    if (!work)
+        return LK_RUN_WAIT;
+    for (; s->next_row < rows; s->next_row++, turn++) {
+        if (turn == LK_ROWS_PER_TURN)
+            return LK_RUN_TURN;
+        if (!place_attend(intake, work, s, s->next_row))
+            return LK_RUN_WAIT;
+    }
+    return lk_started(intake, s);
+}
+
+/* ---- write ---- */
+
+static bool write_fits(const struct lk_work *work, uint32_t tokens) {
+    return !lk_work_full(work) && work->batch.write_count < LK_BATCH_WRITES &&
+           work->slots_used + tokens <= LK_BATCH_SLOTS &&
+           work->batch.build_before_count + tokens <= LK_BATCH_BUILDS;
+}
+
+/* -> false: not in this batch. ret->reason: it is refused. */
+static bool place_write(struct lk_intake *intake, struct lk_work *work, struct lk_submission *s,
+                        uint32_t index, struct lk_refusal *ret) {
+    const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + index;
+    uint8_t *arena = s->channel->open.arena;
+    uint64_t *slots = work->slots + work->slots_used;
+    struct lk_lease *lease;
+    if (lk_find_lease(intake, s->channel, desc->handle, s->desc->step.pool, &lease, ret))
+        return true;
+    if (!write_fits(work, desc->tokens) ||
+        !lk_lease_may(lease, work->serial, LK_STAGE_WRITE, desc->layer))
+        return false;
+    if (lk_lease_write(lease, desc->layer, (const int64_t *)(arena + desc->slots), desc->tokens,
+                       slots, intake->undo, ret))
+        return true;
+    lk_lease_placed(lease, work->serial, LK_STAGE_WRITE, desc->layer);
+    struct lk_write *write = &work->writes[work->batch.write_count++];
+    *write = (struct lk_write){.pool = &lease->pool->view,
+                               .layer = desc->layer,
+                               .tokens = desc->tokens,
+                               .k = arena + desc->k,
+                               .v = arena + desc->v,
+                               .slots = slots};
+    work->slots_used += desc->tokens;
+    work->batch.build_before_count += lk_lease_builds(
+        lease, desc->layer, slots, desc->tokens, work->before + work->batch.build_before_count);
+    struct lk_item *item = lk_work_item(work, s);
+    item->lease = lease;
+    item->write = write;
+    return true;
+}
+
+enum lk_run lk_run_write(struct lk_intake *intake, struct lk_submission *s) {
+    uint32_t rows = s->desc->step.rows, turn = 0;
+    struct lk_refusal refusal = {0};
+    s->started = true;
+    if (rows == 0)
+        return lk_answer(intake, s, 0);
+    struct lk_work *work = lk_filling(intake);
+    if (!work)
+        return LK_RUN_WAIT;
+    for (; s->next_row < rows; s->next_row++, turn++) {
+        if (turn == LK_ROWS_PER_TURN)
+            return LK_RUN_TURN;
+        if (!place_write(intake, work, s, s->next_row, &refusal))
+            return LK_RUN_WAIT;
+        if (refusal.reason) {
+            refusal.row = s->next_row;
+            return lk_refuse(intake, s, &refusal);
+        }
+    }
+    return lk_started(intake, s);
+}
+
+/* ---- lists ---- */
+
+/* The list is the submission's until it leaves the queue. -> false: another has it. */
+static bool take_list(struct lk_intake *intake, struct lk_submission *s, uint32_t words) {
+    const uint32_t *from = (const uint32_t *)(s->channel->open.arena + s->desc->object.list);
+    if (intake->list_owner == s)
+        return true;
+    if (intake->list_owner)
+        return false;
+    intake->list_owner = s;
+    for (uint32_t i = 0; i < words; i++)
+        intake->list[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
+    return true;
+}
+
+/* As many pairs as fit -> true: all are placed. */
+static bool place_copies(struct lk_intake *intake, struct lk_work *work, struct lk_submission *s,
+                         struct lk_lease *lease) {
+    uint32_t first = work->batch.copy_count, layers = lease->pool->view.geometry.layers;
+    lk_lease_placed(lease, work->serial, LK_STAGE_COPY, 0);
+    for (; s->next_row < s->desc->object.count; s->next_row++) {
+        const uint32_t *pair = intake->list + (size_t)2 * s->next_row;
+        if (work->batch.copy_count + layers > LK_BATCH_COPIES ||
+            !lk_lease_may_copy(lease, work->serial, pair[0], pair[1]))
+            break;
+        work->batch.copy_count += lk_lease_copy(lease, work->serial, pair[0], pair[1],
+                                                work->copies + work->batch.copy_count);
+    }
+    struct lk_item *item = lk_work_item(work, s);
+    item->lease = lease;
+    item->copy = first;
+    item->copies = work->batch.copy_count - first;
+    work->batch.build_before_count += lk_lease_copy_builds(
+        lease, work->copies + first, item->copies, work->before + work->batch.build_before_count);
+    return s->next_row == s->desc->object.count;
+}
+
+enum lk_run lk_run_copy_pages(struct lk_intake *intake, struct lk_submission *s) {
+    const struct lk_object_desc *desc = &s->desc->object;
+    struct lk_refusal refusal;
+    struct lk_lease *lease;
+    if (lk_find_lease(intake, s->channel, desc->handle, UINT32_MAX, &lease, &refusal))
+        return lk_refuse(intake, s, &refusal);
+    struct lk_work *work = lk_filling(intake);
+    if (!work || lk_work_full(work) ||
+        work->batch.build_before_count + LK_BATCH_COPIES > LK_BATCH_BUILDS ||
+        !lk_lease_may(lease, work->serial, LK_STAGE_COPY, 0) ||
+        !take_list(intake, s, 2 * desc->count))
+        return LK_RUN_WAIT;
+    if (!s->started) {
+        s->serial = ++intake->submission_serial;
+        if (lk_lease_copy_invalid(lease, s->serial, intake->list, desc->count, &refusal))
+            return lk_refuse(intake, s, &refusal);
+        s->started = true;
+    }
+    return place_copies(intake, work, s, lease) ? lk_started(intake, s) : LK_RUN_WAIT;
+}
+
+enum lk_run lk_run_invalidate(struct lk_intake *intake, struct lk_submission *s) {
+    const struct lk_object_desc *desc = &s->desc->object;
+    struct lk_refusal refusal;
+    struct lk_lease *lease;
+    if (lk_find_lease(intake, s->channel, desc->handle, UINT32_MAX, &lease, &refusal))
+        return lk_refuse(intake, s, &refusal);
+    if (!take_list(intake, s, desc->count))
+        return LK_RUN_WAIT;
+    for (uint32_t i = 0; i < desc->count; i++)
+        if (intake->list[i] >= lease->pages) {
+            refusal = (struct lk_refusal){.reason = LK_REASON_TABLE_PAGE,
+                                          .row = LK_ROW_WHOLE,
+                                          .value = intake->list[i],
+                                          .limit = lease->pages};
+            return lk_refuse(intake, s, &refusal);
+        }
+    for (uint32_t i = 0; i < desc->count; i++)
+        lk_lease_invalidate(lease, intake->list[i]);
+    return lk_answer(intake, s, 0);
+}
