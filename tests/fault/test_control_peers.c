@@ -440,20 +440,21 @@ END_TEST
 
 /* ---- a hung intake ---- */
 
-/* The thread of the daemon with that name, or 0. */
-static pid_t find_thread(const char *name) {
-    char path[300], comm[32];
+/* The daemon's intake thread: neither the main one nor a worker. */
+static pid_t find_intake(void) {
+    char path[300], name[32];
     pid_t found = 0;
     snprintf(path, sizeof(path), "/proc/%d/task", rig.pid);
     DIR *folder = opendir(path);
     ck_assert_ptr_nonnull(folder);
-    for (struct dirent *entry; (entry = readdir(folder)) && !found;) {
+    for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        pid_t thread = (pid_t)strtol(entry->d_name, NULL, 10);
         snprintf(path, sizeof(path), "/proc/%d/task/%s/comm", rig.pid, entry->d_name);
-        FILE *file = fopen(path, "r");
+        FILE *file = thread > 0 && thread != rig.pid ? fopen(path, "r") : NULL;
         if (!file)
             continue;
-        if (fgets(comm, sizeof(comm), file) && strncmp(comm, name, strlen(name)) == 0)
-            found = atoi(entry->d_name);
+        if (fgets(name, sizeof(name), file) && !strstr(name, "worker"))
+            found = thread;
         fclose(file);
     }
     closedir(folder);
@@ -464,7 +465,7 @@ START_TEST(a_hung_intake_starves_the_watchdog) {
     setenv("WATCHDOG_USEC", "300000", 1);
     rig_start(&rig, NULL);
     ck_assert(rig_hears(&rig, "WATCHDOG=1", 5));
-    pid_t intake = find_thread("intake");
+    pid_t intake = find_intake();
     ck_assert_int_gt(intake, 0);
     ck_assert_int_eq(ptrace(PTRACE_SEIZE, intake, NULL, NULL), 0);
     ck_assert_int_eq(ptrace(PTRACE_INTERRUPT, intake, NULL, NULL), 0);
