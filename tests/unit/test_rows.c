@@ -277,16 +277,16 @@ END_TEST
 START_TEST(sparse_geometries) {
     static const struct lk_geometry of[] = {{1, 1, 1, 128, 16, 8, LK_FP16},
                                             {1, 2, 4, 80, 16, 4, LK_BF16},
-                                            {1, 1, 32, 64, 8, 8, LK_BF16},
+                                            {1, 1, 9, 64, 8, 8, LK_BF16},
                                             {1, 3, 2, 96, 32, 16, LK_FP32},
-                                            {1, 1, 5, 256, 64, 2, LK_BF16}};
+                                            {1, 1, 5, 192, 64, 2, LK_BF16}};
     static const uint32_t scans[] = {LK_FULL, LK_NESTED, LK_TREE};
     if (!open_path(_i))
         return;
     for (size_t i = 0; i < sizeof of / sizeof *of; i++)
         for (int s = 0; s < 3; s++) {
             struct bed *bed =
-                bed_open(&of[i], of[i].page_tokens * 97, 1); /* a multiple of the page */
+                bed_open(&of[i], of[i].page_tokens * 85, 1); /* a multiple of the page */
             bed->row.scan = scans[s];
             bed->row.budget_pages = 5;
             bed->row.sampled = s;
@@ -367,7 +367,7 @@ static void check_tokens(struct bed *bed, uint32_t tokens, double tolerance) {
 
     bed->row.tokens = tokens;
     bed_run(&bed->row, 0xff);
-    for (uint32_t t = 0; t < tokens; t += 1 + tokens / 40)
+    for (uint32_t t = 0; t < tokens; t += 1 + tokens / 20)
         for (uint32_t h = 0; h < heads; h++) {
             uint64_t sight = bed->row.length + t + 1 - tokens;
             double lse = bed_attend(bed, t, h, sight, NULL, want);
@@ -380,16 +380,16 @@ static void check_tokens(struct bed *bed, uint32_t tokens, double tolerance) {
 }
 
 START_TEST(rows_of_several_tokens) {
-    static const uint32_t tokens[] = {1, 2, 3, 5, 16, 17, 33, 64, 70, 300};
+    static const uint32_t tokens[] = {1, 2, 5, 17, 64, 70};
     static const uint32_t groups[] = {1, 3, 4, 7, 32};
     if (!open_path(_i))
         return;
     for (int i = 0; i < 5; i++) {
         struct lk_geometry g = {1, 2, groups[i], 64, 16, 2, LK_BF16};
-        struct bed *bed = bed_open(&g, 333, 1);
-        for (int t = 0; t < 10; t++)
+        struct bed *bed = bed_open(&g, 233, 1);
+        for (int t = 0; t < 6; t++)
             check_tokens(bed, tokens[t], 3e-5);
-        check_tokens(bed, 333, 3e-5); /* a whole sequence at once */
+        check_tokens(bed, 233, 3e-5); /* a whole sequence at once */
         bed_close(bed);
     }
 }
@@ -399,7 +399,7 @@ START_TEST(several_tokens_of_a_long_row) { /* tiles and spans both */
     if (!open_path(_i))
         return;
     struct lk_geometry g = {1, 2, 4, 128, 16, 2, LK_BF16};
-    struct bed *bed = bed_open(&g, 6001, 1);
+    struct bed *bed = bed_open(&g, 3001, 1);
     check_tokens(bed, 4, 3e-5);
     check_tokens(bed, 40, 3e-5);
     bed_close(bed);
