@@ -175,7 +175,7 @@ int lk_intake_open(const struct lk_config *config, struct lk_engine *engine, str
     intake->engine = engine;
     intake->pools = config->pools;
     intake->workspace_bytes = lk_workspace_bytes(config);
-    intake->boot_epoch = intake->now_ns = intake->alive_ns = lk_clock_ns();
+    intake->boot_epoch = intake->now_ns = intake->alive_ns = lk_intake_now_ns();
     intake->ledger.fd = intake->command = intake->epoll = -1;
     pthread_mutex_init(&intake->call_lock, NULL);
     pthread_cond_init(&intake->called, NULL);

@@ -85,7 +85,7 @@ enum lk_run {
 };
 
 /* ---- intake.c ---- */
-uint64_t lk_clock_ns(void);
+uint64_t lk_intake_now_ns(void);
 /* Sequence or lease by a client's handle -> the reason it is none of the channel's. pool: what the
  * submission names, or UINT32_MAX. */
 enum lk_reason lk_find_sequence(struct lk_intake *intake, const struct lk_channel *channel,

@@ -64,7 +64,7 @@ bool lk_take(struct lk_intake *intake, struct lk_channel *channel) {
     }
     if (count == 0)
         return false;
-    intake->now_ns = lk_clock_ns();
+    intake->now_ns = lk_intake_now_ns();
     count = count < LK_TAKE_PER_TURN ? count : LK_TAKE_PER_TURN;
     uint32_t taken = 0;
     while (taken < count && take_one(intake, channel))

@@ -27,7 +27,7 @@
 
 enum { OF_COMMAND = LK_CHANNELS_MAX, OF_ENGINE }; /* in the epoll beside the channels' slots */
 
-uint64_t lk_clock_ns(void) {
+uint64_t lk_intake_now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
@@ -65,13 +65,13 @@ enum lk_run lk_refuse(struct lk_intake *intake, struct lk_submission *s,
     intake->refusals++;
     leave_queue(intake, s);
     if (s->placed == 0)
-        lk_channel_finish(s->channel, s, 0, lk_clock_ns());
+        lk_channel_finish(s->channel, s, 0, lk_intake_now_ns());
     return LK_RUN_STARTED;
 }
 
 enum lk_run lk_answer(struct lk_intake *intake, struct lk_submission *s, uint64_t value) {
     leave_queue(intake, s);
-    lk_channel_finish(s->channel, s, value, lk_clock_ns());
+    lk_channel_finish(s->channel, s, value, lk_intake_now_ns());
     return LK_RUN_STARTED;
 }
 
@@ -134,7 +134,7 @@ static void launch(struct lk_intake *intake) {
     intake->filling = NULL;
     if (!work || lk_work_empty(work))
         return;
-    work->launched_ns = lk_clock_ns();
+    work->launched_ns = lk_intake_now_ns();
     work->in_flight = true;
     intake->in_flight++;
     intake->batches++;
@@ -191,7 +191,7 @@ static bool run_call(struct lk_intake *intake) {
     struct lk_call *call = __atomic_load_n(&intake->call, __ATOMIC_ACQUIRE);
     if (!call)
         return false;
-    intake->now_ns = lk_clock_ns();
+    intake->now_ns = lk_intake_now_ns();
     call->run(intake, call->argument);
     reap(intake);
     beat(intake);
@@ -279,7 +279,7 @@ static bool nap(struct lk_intake *intake) {
         wait_for_events(intake);
     lk_engine_sleep(intake->engine, false);
     disarm(intake);
-    intake->now_ns = lk_clock_ns();
+    intake->now_ns = lk_intake_now_ns();
     beat(intake);
     return finished;
 }
@@ -313,7 +313,7 @@ static void *run_thread(void *argument) {
         }
         lk_pause();
         if (++looks % SPIN_LOOKS == 0 || spin_ns == 0)
-            if (lk_clock_ns() - intake->now_ns >= spin_ns)
+            if (lk_intake_now_ns() - intake->now_ns >= spin_ns)
                 again = nap(intake);
     }
     finish_in_flight(intake);
