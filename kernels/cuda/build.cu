@@ -1,0 +1,715 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * build.cu - summaries of complete pages and superpages (DESIGN section 1, "Build").
+ *
+ * Idea: the Gram matrix of the differences does not change under rotation, so keys stay as they are and
+ * only the mean and the directions found are rotated. A page's keys become differences from its first
+ * key, as floats in shared memory, then from their mean.
+ *
+ * Geometry: a page is the work of n lanes of a warp, n its tokens (two pages a warp at 16 tokens; at 64
+ * a lane has two columns). A lane holds columns of the Gram matrix in registers. One-sided Jacobi
+ * rotations make the columns of A V orthogonal: in round m lane l meets lane l ^ m, so that every pair
+ * meets once a sweep with no data moved but by shuffles. Columns end as eigenvalue x eigenvector.
+ *
+ * Superpages of up to 64 tokens are built the same way; larger ones by orthogonal iteration on eight
+ * vectors, a block each, keys kept as 16 bits in shared memory.
+ *
+ * Keys are scaled by a power of two where their differences are far from 1. Every byte of a record is
+ * written. Nothing here is on a step's critical path.
+ */
+#include "device.cuh"
+
+#define SWEEPS_MOST   16
+#define ORTHOGONAL    1e-6f  /* cosine at which two columns count as orthogonal */
+#define NEGLIGIBLE    1e-15f /* squared eigenvalue, relative to the largest */
+#define SHARED_MOST   (226 * 1024)
+#define SUPER_THREADS 256
+#define VECTORS       8
+#define ROUNDS_MOST   48
+
+struct build_args {
+    struct lk_pool_view pool;
+    const uint64_t *list;
+    const uint32_t *count;
+    uint32_t most, super;
+};
+
+/* Smallest bf16 not below x >= 0, as bits. */
+__device__ __forceinline__ uint16_t bf16_up(float x) {
+    return (uint16_t)((__float_as_uint(x) + 0xffff) >> 16);
+}
+
+/* Rotation for one-sided Jacobi: columns a and b with squared norms and product -> c, s. */
+__device__ __forceinline__ bool find_rotation(float aa, float bb, float ab, float floor, float *c,
+                                              float *s) {
+    *c = 1.f;
+    *s = 0.f;
+    if (fminf(aa, bb) <= floor || fabsf(ab) <= ORTHOGONAL * sqrtf(aa) * sqrtf(bb))
+        return false;
+    float zeta = (bb - aa) / (2.f * ab);
+    float t = copysignf(1.f, zeta) / (fabsf(zeta) + sqrtf(fmaf(zeta, zeta, 1.f)));
+    *c = rsqrtf(fmaf(t, t, 1.f));
+    *s = *c * t;
+    return true;
+}
+
+/* Shared memory of one page. */
+struct page_memory {
+    float *x;      /* [n][d + 4] differences */
+    float *u;      /* [16][n] coefficients, unit length */
+    float *v;      /* [rank + 1][d]: directions, and last the mean */
+    uint8_t *code; /* the records */
+};
+
+__host__ __device__ __forceinline__ uint32_t page_bytes(uint32_t n, uint32_t d, uint32_t rank,
+                                                        uint32_t record) {
+    return (n * (d + 4) + rank * n + (rank + 1) * d) * 4 + record;
+}
+
+template <int LANES> __device__ __forceinline__ float group_sum(float x) {
+#pragma unroll
+    for (int o = LANES / 2; o; o >>= 1)
+        x += __shfl_xor_sync(LK_FULL_WARP, x, o);
+    return x;
+}
+template <int LANES> __device__ __forceinline__ float group_max(float x) {
+#pragma unroll
+    for (int o = LANES / 2; o; o >>= 1)
+        x = fmaxf(x, __shfl_xor_sync(LK_FULL_WARP, x, o));
+    return x;
+}
+
+/* Rotate `count` vectors of d by the block-diagonal Hadamard matrix. */
+template <int LANES>
+__device__ void rotate(float *v, uint32_t count, uint32_t d, uint32_t l) {
+    const uint32_t block = d & -d;
+
+    for (uint32_t o = 1; o < block; o <<= 1) {
+        __syncwarp();
+        for (uint32_t i = l; i < count * d / 2; i += LANES) {
+            uint32_t at = i / o * 2 * o + i % o;
+            float a = v[at], b = v[at + o];
+            v[at] = a + b;
+            v[at + o] = a - b;
+        }
+    }
+    __syncwarp();
+    for (uint32_t i = l; i < count * d; i += LANES)
+        v[i] *= rsqrtf((float)block);
+    __syncwarp();
+}
+
+/* Differences from the mean to m.x, mean to m.v[rank]. -> max |K|; ret_unit: what differences were
+ * multiplied by. */
+template <int N, int LANES>
+__device__ float load_page(const struct build_args &a, const struct page_memory &m, uint32_t layer,
+                           uint64_t page, uint32_t head, uint32_t rank, uint32_t l, float *ret_unit) {
+    const struct lk_geometry *g = &a.pool.geometry;
+    const uint32_t d = g->head_dim, chunks = d / 8, stride = d + 4;
+    const bool bf16 = g->dtype == LK_BF16;
+    const uint16_t *origin = (const uint16_t *)lk_page_keys_device(a.pool, layer, page, head);
+    float largest = 0, spread = 0, unit = 1.f;
+
+    for (uint32_t i = l; i < N * chunks; i += LANES) {
+        uint32_t t = i / chunks, c = i % chunks * 8;
+        const uint16_t *keys = (const uint16_t *)lk_page_keys_device(
+            a.pool, layer, page + t / g->page_tokens, head);
+        uint4 w = __ldcg((const uint4 *)(keys + t % g->page_tokens * d + c)), o = *(const uint4 *)(origin + c);
+        const uint16_t *k = (const uint16_t *)&w, *k0 = (const uint16_t *)&o;
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            float key = element(k[e], bf16), x = key - element(k0[e], bf16);
+            m.x[t * stride + c + e] = x;
+            largest = fmaxf(largest, fabsf(key));
+            spread = fmaxf(spread, fabsf(x));
+        }
+    }
+    largest = group_max<LANES>(largest);
+    spread = group_max<LANES>(spread);
+    if (spread > 0 && (spread > 1048576.f || spread < 1.f / 1048576.f))
+        unit = exp2f(-(float)max(-126, min(126, ilogbf(spread))));
+    __syncwarp();
+    for (uint32_t c = l; c < d; c += LANES) {
+        float mean = 0;
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            mean += m.x[t * stride + c] * unit;
+        mean /= N;
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            m.x[t * stride + c] = m.x[t * stride + c] * unit - mean;
+        m.v[rank * d + c] = mean / unit + element(origin[c], bf16);
+    }
+    __syncwarp();
+    *ret_unit = unit;
+    return largest;
+}
+
+/* Columns l (and l + 32) of the Gram matrix, then of eigenvalue x eigenvector. */
+template <int N, int LANES, int COLUMNS>
+__device__ void diagonalise(const struct page_memory &m, uint32_t d, uint32_t l,
+                            float col[COLUMNS][N]) {
+    const uint32_t stride = d + 4;
+
+#pragma unroll
+    for (int x = 0; x < COLUMNS; x++)
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            col[x][t] = 0;
+    for (uint32_t c = 0; c < d; c += 4) {
+        float4 own[COLUMNS];
+#pragma unroll
+        for (int x = 0; x < COLUMNS; x++)
+            own[x] = *(const float4 *)&m.x[(l + 32 * x) * stride + c];
+#pragma unroll
+        for (int t = 0; t < N; t++) {
+            float4 o = *(const float4 *)&m.x[t * stride + c];
+#pragma unroll
+            for (int x = 0; x < COLUMNS; x++)
+                col[x][t] = fmaf(o.x, own[x].x, fmaf(o.y, own[x].y, fmaf(o.z, own[x].z, fmaf(o.w, own[x].w, col[x][t]))));
+        }
+    }
+    for (int sweep = 0; sweep < SWEEPS_MOST; sweep++) {
+        bool moved = false;
+        float norm[COLUMNS], floor = 0;
+#pragma unroll
+        for (int x = 0; x < COLUMNS; x++) {
+            norm[x] = 0;
+#pragma unroll
+            for (int t = 0; t < N; t++)
+                norm[x] = fmaf(col[x][t], col[x][t], norm[x]);
+            floor = fmaxf(floor, norm[x]);
+        }
+        floor = group_max<LANES>(floor) * NEGLIGIBLE;
+#pragma unroll 1
+        for (uint32_t round = 1; round < N; round++) {
+            const uint32_t to = round % 32;
+            const bool cross = COLUMNS == 2 && round >= 32;
+            float c[COLUMNS], s[COLUMNS];
+#pragma unroll
+            for (int x = 0; x < COLUMNS; x++) {
+                float own = 0, product = 0;
+#pragma unroll
+                for (int t = 0; t < N; t++) {
+                    float send = cross ? col[COLUMNS - 1 - x][t] : col[x][t];
+                    product = fmaf(col[x][t], __shfl_xor_sync(LK_FULL_WARP, send, to), product);
+                    own = fmaf(col[x][t], col[x][t], own);
+                }
+                norm[x] = own;
+                c[x] = product;
+            }
+#pragma unroll
+            for (int x = 0; x < COLUMNS; x++) {
+                float send = cross ? norm[COLUMNS - 1 - x] : norm[x];
+                float other = __shfl_xor_sync(LK_FULL_WARP, send, to);
+                /* the first of the pair is the lower lane, or the lower column */
+                bool first = cross ? x == 0 : !(l & 1u << (31 - __clz(to)));
+                float product = c[x];
+                moved |= find_rotation(first ? norm[x] : other, first ? other : norm[x], product, floor,
+                                       &c[x], &s[x]);
+                s[x] = first ? -s[x] : s[x];
+            }
+#pragma unroll
+            for (int t = 0; t < N; t++) {
+                float old[COLUMNS], other[COLUMNS];
+#pragma unroll
+                for (int x = 0; x < COLUMNS; x++)
+                    old[x] = col[x][t];
+#pragma unroll
+                for (int x = 0; x < COLUMNS; x++)
+                    other[x] = __shfl_xor_sync(LK_FULL_WARP, cross ? old[COLUMNS - 1 - x] : old[x], to);
+#pragma unroll
+                for (int x = 0; x < COLUMNS; x++)
+                    col[x][t] = fmaf(c[x], old[x], s[x] * other[x]);
+            }
+        }
+        if (!__any_sync(LK_FULL_WARP, moved))
+            break;
+    }
+}
+
+/* Unit eigenvectors of the largest `rank` eigenvalues to m.u, in descending order. */
+template <int N, int LANES, int COLUMNS>
+__device__ void keep_best(const struct page_memory &m, uint32_t rank, uint32_t l,
+                          const float col[COLUMNS][N]) {
+    float norm[COLUMNS];
+    uint32_t place[COLUMNS];
+
+#pragma unroll
+    for (int x = 0; x < COLUMNS; x++) {
+        norm[x] = 0;
+        place[x] = 0;
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            norm[x] = fmaf(col[x][t], col[x][t], norm[x]);
+    }
+    for (uint32_t o = 0; o < LANES; o++)
+#pragma unroll
+        for (int y = 0; y < COLUMNS; y++) {
+            uint32_t base = threadIdx.x % 32 / LANES * LANES;
+            float other = __shfl_sync(LK_FULL_WARP, norm[y], base + o);
+#pragma unroll
+            for (int x = 0; x < COLUMNS; x++)
+                place[x] += other > norm[x] || (other == norm[x] && o + 32 * y < l + 32 * x);
+        }
+#pragma unroll
+    for (int x = 0; x < COLUMNS; x++) {
+        float top = 0, sign = 1.f, unit = norm[x] > 0 ? rsqrtf(norm[x]) : 0.f;
+        if (place[x] >= rank)
+            continue;
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            if (fabsf(col[x][t]) > top) {
+                top = fabsf(col[x][t]);
+                sign = copysignf(1.f, col[x][t]);
+            }
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            m.u[place[x] * N + t] = col[x][t] * unit * sign;
+    }
+    __syncwarp();
+}
+
+/* One direction: v [d] of unit length and rotated, coefficients u * length -> codes and scale. */
+template <int LANES>
+__device__ void write_direction(uint8_t *record, const struct lk_record &r, uint32_t slot,
+                                const float *v, const float *u, float length, uint32_t l) {
+    float v_most = 0, u_most = 0, b, scale, step;
+    const uint32_t d = r.head_dim, n = r.tokens;
+
+    for (uint32_t c = l; c < d; c += LANES)
+        v_most = fmaxf(v_most, fabsf(v[c]));
+    for (uint32_t t = l; t < n; t += LANES)
+        u_most = fmaxf(u_most, fabsf(u[t]));
+    v_most = group_max<LANES>(v_most);
+    u_most = group_max<LANES>(u_most) * length;
+    b = length > 0 ? v_most / 7.f : 0.f;
+    uint16_t bits = b > 0 ? bf16_up(u_most / 127.f * b) : 0;
+    scale = bf16_float(bits);
+    step = b > 0 ? scale / b : 0.f;
+    for (uint32_t y = l; y < d / 2; y += LANES) {
+        int low = 8, high = 8;
+        if (b > 0) {
+            low += max(-7, min(7, __float2int_rn(v[lk_basis_channel(d, y, 0)] / b)));
+            high += max(-7, min(7, __float2int_rn(v[lk_basis_channel(d, y, 1)] / b)));
+        }
+        record[r.basis + slot * d / 2 + y] = (uint8_t)(low | high << 4);
+    }
+    for (uint32_t t = l; t < n; t += LANES) {
+        int code = step > 0 ? max(-127, min(127, __float2int_rn(u[t] * length / step))) : 0;
+        record[r.coeffs + lk_coeff_place(n, slot, t)] = (uint8_t)(code + 128);
+    }
+    if (l == 0)
+        *(uint16_t *)(record + r.scales + 2 * (slot + (r.centroid ? 1 : 0))) = bits;
+}
+
+template <int LANES>
+__device__ void write_centroid(uint8_t *record, const struct lk_record &r, const float *mean, uint32_t l) {
+    float most = 0, scale;
+
+    for (uint32_t c = l; c < r.head_dim; c += LANES)
+        most = fmaxf(most, fabsf(mean[c]));
+    uint16_t bits = bf16_up(group_max<LANES>(most) / 127.f);
+    scale = bf16_float(bits);
+    for (uint32_t c = l; c < r.head_dim; c += LANES) {
+        int code = scale > 0 ? max(-127, min(127, __float2int_rn(mean[c] / scale))) : 0;
+        record[r.centroid + lk_centroid_place(r.head_dim, c)] = (uint8_t)code;
+    }
+    if (l == 0)
+        *(uint16_t *)(record + r.scales) = bits;
+}
+
+template <int N>
+__global__ void __launch_bounds__(256, 1)
+    build_kernel(const __grid_constant__ struct build_args a, uint32_t bytes) {
+    constexpr int LANES = N < 32 ? N : 32, COLUMNS = N / LANES, PAGES = 32 / LANES;
+    extern __shared__ __align__(16) uint8_t memory[];
+    const struct lk_geometry *g = &a.pool.geometry;
+    const uint32_t l = threadIdx.x % LANES, d = g->head_dim, rank = a.super ? LK_COARSE_RANK : g->rank;
+    const uint32_t warps = gridDim.x * (blockDim.x / 32), local = threadIdx.x / LANES;
+    const uint32_t warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    const uint64_t items = a.count ? min(*a.count, a.most) : a.most, tasks = items * g->kv_heads;
+    const struct lk_record coarse = a.super ? lk_record_super(g) : lk_record_coarse(g);
+    const struct lk_record fine = lk_record_fine(g);
+    struct page_memory m;
+
+    m.x = (float *)(memory + (uint64_t)local * bytes);
+    m.u = m.x + N * (d + 4);
+    m.v = m.u + rank * N;
+    m.code = (uint8_t *)(m.v + (rank + 1) * d);
+    wait_for_previous();
+    for (uint64_t base = (uint64_t)warp * PAGES; base < tasks; base += (uint64_t)warps * PAGES) {
+        const uint64_t task = min(base + threadIdx.x % 32 / LANES, tasks - 1);
+        const uint64_t item = a.list[task / g->kv_heads], id = item & 0xffffffffffffull;
+        const uint32_t layer = (uint32_t)(item >> 48), head = (uint32_t)(task % g->kv_heads);
+        const uint64_t plane = (uint64_t)layer * g->kv_heads + head;
+        float unit, length[LK_RANK_MAX], col[COLUMNS][N];
+        float largest = load_page<N, LANES>(a, m, layer, a.super ? 4 * id : id, head, rank, l, &unit);
+
+        diagonalise<N, LANES, COLUMNS>(m, d, l, col);
+        keep_best<N, LANES, COLUMNS>(m, rank, l, col);
+#pragma unroll
+        for (int i = 0; i < LK_RANK_MAX; i++)
+            length[i] = 0;
+        for (uint32_t c = l; c < d; c += LANES) {
+            float sum[LK_RANK_MAX];
+#pragma unroll
+            for (int i = 0; i < LK_RANK_MAX; i++)
+                sum[i] = 0;
+#pragma unroll 2
+            for (int t = 0; t < N; t += 4) {
+                float x[4];
+#pragma unroll
+                for (int y = 0; y < 4; y++)
+                    x[y] = m.x[(t + y) * (d + 4) + c];
+#pragma unroll
+                for (int i = 0; i < LK_RANK_MAX; i++)
+                    if (i < rank) {
+                        float4 u = *(const float4 *)&m.u[i * N + t];
+                        sum[i] = fmaf(u.x, x[0], fmaf(u.y, x[1], fmaf(u.z, x[2], fmaf(u.w, x[3], sum[i]))));
+                    }
+            }
+#pragma unroll
+            for (int i = 0; i < LK_RANK_MAX; i++)
+                if (i < rank) {
+                    m.v[i * d + c] = sum[i];
+                    length[i] = fmaf(sum[i], sum[i], length[i]);
+                }
+        }
+#pragma unroll
+        for (int i = 0; i < LK_RANK_MAX; i++)
+            length[i] = sqrtf(group_sum<LANES>(length[i]));
+        const bool dead = length[0] / unit <= 1e-6f * largest * sqrtf((float)d * N);
+        __syncwarp();
+        rotate<LANES>(m.v, rank + 1, d, l);
+        for (uint32_t i = l * 4; i < coarse.stride + (a.super ? 0 : fine.stride); i += LANES * 4)
+            *(uint32_t *)(m.code + i) = 0;
+        __syncwarp();
+        write_centroid<LANES>(m.code, coarse, m.v + rank * d, l);
+#pragma unroll
+        for (int i = 0; i < LK_RANK_MAX; i++) {
+            if (i >= rank)
+                break;
+            bool live = !dead && length[i] > 1e-3f * length[0];
+            for (uint32_t c = l; c < d; c += LANES)
+                m.v[i * d + c] *= live ? 1.f / length[i] : 0.f;
+            __syncwarp();
+            write_direction<LANES>(i < 2 ? m.code : m.code + coarse.stride, i < 2 ? coarse : fine,
+                                   i < 2 ? i : i - 2, m.v + i * d, m.u + i * N,
+                                   live ? length[i] / unit : 0.f, l);
+        }
+        __syncwarp();
+        if (task == base + threadIdx.x % 32 / LANES) {
+            uint8_t *to = a.super ? a.pool.super + (plane * (a.pool.pages / 4) + id) * coarse.stride
+                                  : a.pool.coarse + (plane * a.pool.pages + id) * coarse.stride;
+            for (uint32_t i = l * 16; i < coarse.stride; i += LANES * 16)
+                *(uint4 *)(to + i) = *(uint4 *)(m.code + i);
+            to = a.pool.fine + (plane * a.pool.pages + id) * fine.stride;
+            for (uint32_t i = l * 16; !a.super && i < fine.stride; i += LANES * 16)
+                *(uint4 *)(to + i) = *(uint4 *)(m.code + coarse.stride + i);
+        }
+        __syncwarp();
+    }
+}
+
+/* ---- superpages of more than 64 tokens ---- */
+
+struct super_memory {
+    float shift[LK_HEAD_DIM_MAX];            /* the mean */
+    float x[LK_HEAD_DIM_MAX][VECTORS];       /* orthonormal */
+    float t[4 * LK_PAGE_TOKENS_MAX][VECTORS]; /* differences x vectors */
+    float y[LK_HEAD_DIM_MAX][VECTORS];
+    float small[VECTORS][VECTORS], turn[VECTORS][VECTORS];
+    float v[LK_COARSE_RANK + 1][LK_HEAD_DIM_MAX], u[LK_COARSE_RANK][4 * LK_PAGE_TOKENS_MAX];
+    float warp[SUPER_THREADS / 32];
+    float change, length[2];
+    uint32_t code[(LK_HEAD_DIM_MAX * 2 + 8 * LK_PAGE_TOKENS_MAX * 2 + 16) / 4];
+    uint16_t keys[1]; /* [n][d + 2] */
+};
+
+__device__ float block_max(struct super_memory *m, float x) {
+    x = warp_max(x);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        m->warp[threadIdx.x / 32] = x;
+    __syncthreads();
+    for (int i = 0; i < SUPER_THREADS / 32; i++)
+        x = fmaxf(x, m->warp[i]);
+    return x;
+}
+
+/* Eigenvectors of the symmetric m->small: columns of m->turn, eigenvalue x vector, descending. */
+__device__ void small_eigen(struct super_memory *m) {
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        const uint32_t l = threadIdx.x % VECTORS;
+        float col[1][VECTORS], floor = 0, norm = 0;
+        uint32_t place = 0;
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++)
+            col[0][i] = m->small[i][l];
+        for (int sweep = 0; sweep < SWEEPS_MOST; sweep++) {
+            bool moved = false;
+            for (uint32_t to = 1; to < VECTORS; to++) {
+                float other[VECTORS], own = 0, product = 0, c, s;
+                bool first = !(l & (1u << (31 - __clz(to))));
+#pragma unroll
+                for (int i = 0; i < VECTORS; i++) {
+                    other[i] = __shfl_xor_sync(LK_FULL_WARP, col[0][i], to);
+                    own = fmaf(col[0][i], col[0][i], own);
+                    product = fmaf(col[0][i], other[i], product);
+                }
+                floor = fmaxf(floor, own);
+                float theirs = __shfl_xor_sync(LK_FULL_WARP, own, to);
+                moved |= find_rotation(first ? own : theirs, first ? theirs : own, product,
+                                       group_max<VECTORS>(floor) * 1e-14f, &c, &s);
+                s = first ? -s : s;
+#pragma unroll
+                for (int i = 0; i < VECTORS; i++)
+                    col[0][i] = fmaf(c, col[0][i], s * other[i]);
+            }
+            if (!__any_sync(LK_FULL_WARP, moved))
+                break;
+        }
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++)
+            norm = fmaf(col[0][i], col[0][i], norm);
+        for (uint32_t o = 0; o < VECTORS; o++) {
+            float other = __shfl_sync(LK_FULL_WARP, norm, o);
+            place += other > norm || (other == norm && o < l);
+        }
+        if (threadIdx.x < VECTORS)
+#pragma unroll
+            for (int i = 0; i < VECTORS; i++)
+                m->turn[i][place] = col[0][i];
+    }
+    __syncthreads();
+}
+
+__global__ void __launch_bounds__(SUPER_THREADS) build_large(const __grid_constant__ struct build_args a) {
+    extern __shared__ __align__(16) uint8_t memory[];
+    struct super_memory *m = (struct super_memory *)memory;
+    const struct lk_geometry *g = &a.pool.geometry;
+    const uint32_t d = g->head_dim, n = 4 * g->page_tokens, stride = d + 2, tid = threadIdx.x;
+    const bool bf16 = g->dtype == LK_BF16;
+    const struct lk_record record = lk_record_super(g);
+    const uint64_t items = a.count ? min(*a.count, a.most) : a.most;
+
+    wait_for_previous();
+    for (uint64_t task = blockIdx.x; task < items * g->kv_heads; task += gridDim.x) {
+        const uint64_t item = a.list[task / g->kv_heads], id = item & 0xffffffffffffull;
+        const uint32_t layer = (uint32_t)(item >> 48), head = (uint32_t)(task % g->kv_heads);
+        float largest = 0, spread = 0, unit = 1.f;
+        auto diff = [&](uint32_t t, uint32_t c) {
+            return (element(m->keys[t * stride + c], bf16) - m->shift[c]) * unit;
+        };
+
+        __syncthreads();
+        for (uint32_t i = tid; i < n * d; i += SUPER_THREADS) {
+            uint32_t t = i / d, c = i % d;
+            const uint16_t *keys = (const uint16_t *)lk_page_keys_device(a.pool, layer, 4 * id + t / g->page_tokens, head);
+            uint16_t k = keys[t % g->page_tokens * d + c];
+            m->keys[t * stride + c] = k;
+            largest = fmaxf(largest, fabsf(element(k, bf16)));
+        }
+        largest = block_max(m, largest);
+        for (uint32_t c = tid; c < d; c += SUPER_THREADS) {
+            float origin = element(m->keys[c], bf16), sum = 0;
+            for (uint32_t t = 1; t < n; t++) {
+                float x = element(m->keys[t * stride + c], bf16) - origin;
+                sum += x / n;
+                spread = fmaxf(spread, fabsf(x));
+            }
+            m->shift[c] = origin + sum;
+            for (int k = 0; k < VECTORS; k++) { /* signs of no pattern */
+                uint32_t hash = (c * VECTORS + k + 1) * 2654435761u;
+                m->x[c][k] = (hash ^ hash >> 15) * 2246822519u >> 31 ? 1.f : -1.f;
+            }
+        }
+        spread = block_max(m, spread);
+        if (spread > 0 && (spread > 1024.f || spread < 1.f / 1024.f))
+            unit = exp2f(-(float)max(-126, min(126, ilogbf(spread))));
+        for (int round = 0; round < ROUNDS_MOST; round++) {
+            __syncthreads();
+            for (uint32_t o = tid; o < n * VECTORS; o += SUPER_THREADS) {
+                uint32_t t = o / VECTORS, k = o % VECTORS;
+                float sum = 0;
+                for (uint32_t c = 0; c < d; c++)
+                    sum = fmaf(diff(t, c), m->x[c][k], sum);
+                m->t[t][k] = sum;
+            }
+            __syncthreads();
+            if (tid < VECTORS * VECTORS) { /* vectors that stand for the largest first */
+                float sum = 0;
+                for (uint32_t t = 0; t < n; t++)
+                    sum = fmaf(m->t[t][tid / VECTORS], m->t[t][tid % VECTORS], sum);
+                m->small[tid / VECTORS][tid % VECTORS] = sum;
+            }
+            small_eigen(m);
+            for (uint32_t i = tid; i < n + d; i += SUPER_THREADS) {
+                float *row = i < n ? m->t[i] : m->x[i - n], old[VECTORS];
+                for (int k = 0; k < VECTORS; k++)
+                    old[k] = row[k];
+                for (int k = 0; k < VECTORS; k++) {
+                    float sum = 0, norm = 0;
+                    for (int j = 0; j < VECTORS; j++) {
+                        sum = fmaf(old[j], m->turn[j][k], sum);
+                        norm = fmaf(m->turn[j][k], m->turn[j][k], norm);
+                    }
+                    row[k] = norm > 0 ? sum * rsqrtf(norm) : 0.f;
+                }
+            }
+            __syncthreads();
+            for (uint32_t o = tid; o < d * VECTORS; o += SUPER_THREADS) {
+                uint32_t c = o / VECTORS, k = o % VECTORS;
+                float sum = 0;
+                for (uint32_t t = 0; t < n; t++)
+                    sum = fmaf(diff(t, c), m->t[t][k], sum);
+                m->y[c][k] = sum;
+            }
+            __syncthreads();
+            if (tid < VECTORS * VECTORS) {
+                float sum = 0;
+                for (uint32_t c = 0; c < d; c++)
+                    sum = fmaf(m->y[c][tid / VECTORS], m->y[c][tid % VECTORS], sum);
+                m->small[tid / VECTORS][tid % VECTORS] = sum;
+            }
+            __syncthreads();
+            /* Orthonormal again, by Gram-Schmidt on the small matrix's factor, largest first. */
+            if (tid == 0) {
+                float l[VECTORS][VECTORS], norm0 = m->small[0][0];
+                for (int i = 0; i < VECTORS; i++)
+                    for (int j = 0; j <= i; j++) {
+                        float s = m->small[i][j];
+                        for (int k = 0; k < j; k++)
+                            s -= l[i][k] * l[j][k];
+                        if (i == j)
+                            l[i][i] = s > 1e-6f * m->small[i][i] && s > 1e-30f * norm0 ? sqrtf(s) : 0.f;
+                        else
+                            l[i][j] = l[j][j] > 0 ? s / l[j][j] : 0.f;
+                    }
+                for (int i = 0; i < VECTORS; i++)
+                    for (int j = 0; j < VECTORS; j++)
+                        m->turn[i][j] = j <= i ? l[i][j] : 0.f;
+            }
+            __syncthreads();
+            float change = 0;
+            for (uint32_t c = tid; c < d; c += SUPER_THREADS) {
+                float next[VECTORS];
+                for (int i = 0; i < VECTORS; i++) { /* rows of L^-1 y */
+                    float s = m->y[c][i];
+                    for (int k = 0; k < i; k++)
+                        s -= m->turn[i][k] * next[k];
+                    next[i] = m->turn[i][i] > 0 ? s / m->turn[i][i] : 0.f;
+                }
+                for (int i = 0; i < 2; i++)
+                    change = fmaxf(change, fabsf(next[i] - m->x[c][i]));
+                for (int i = 0; i < VECTORS; i++)
+                    m->x[c][i] = next[i];
+            }
+            if (block_max(m, change) < 1e-5f)
+                break;
+        }
+        __syncthreads();
+        for (uint32_t o = tid; o < n * 2; o += SUPER_THREADS) {
+            float sum = 0;
+            for (uint32_t c = 0; c < d; c++)
+                sum = fmaf(diff(o / 2, c), m->x[c][o % 2], sum);
+            m->u[o % 2][o / 2] = sum;
+        }
+        for (uint32_t i = tid; i < record.stride / 4; i += SUPER_THREADS)
+            m->code[i] = 0;
+        for (uint32_t c = tid; c < d; c += SUPER_THREADS) {
+            m->v[0][c] = m->x[c][0];
+            m->v[1][c] = m->x[c][1];
+            m->v[2][c] = m->shift[c];
+        }
+        __syncthreads();
+        if (tid < 32) {
+            float length[2], sign[2];
+            for (int i = 0; i < 2; i++) {
+                float sum = 0, top = 0;
+                for (uint32_t t = tid; t < n; t += 32) {
+                    sum = fmaf(m->u[i][t], m->u[i][t], sum);
+                    top = fabsf(m->u[i][t]) > fabsf(top) ? m->u[i][t] : top;
+                }
+                for (int o = 16; o; o >>= 1) {
+                    float other = __shfl_xor_sync(LK_FULL_WARP, top, o);
+                    top = fabsf(other) > fabsf(top) || (fabsf(other) == fabsf(top) && tid & o) ? other : top;
+                }
+                length[i] = sqrtf(warp_sum(sum));
+                sign[i] = copysignf(1.f, __shfl_sync(LK_FULL_WARP, top, 0));
+            }
+            rotate<32>(m->v[0], 1, d, tid);
+            rotate<32>(m->v[1], 1, d, tid);
+            rotate<32>(m->v[2], 1, d, tid);
+            write_centroid<32>((uint8_t *)m->code, record, m->v[2], tid);
+            bool dead = length[0] / unit <= 1e-6f * largest * sqrtf((float)d * n);
+            for (int i = 0; i < 2; i++) {
+                bool live = !dead && length[i] > 1e-3f * length[0];
+                float whole = live ? sign[i] / length[i] : 0.f;
+                for (uint32_t c = tid; c < d; c += 32)
+                    m->v[i][c] = live ? m->v[i][c] * sign[i] : 0.f;
+                for (uint32_t t = tid; t < n; t += 32)
+                    m->u[i][t] *= whole;
+                __syncwarp();
+                write_direction<32>((uint8_t *)m->code, record, i, m->v[i], m->u[i],
+                                    live ? length[i] / unit : 0.f, tid);
+            }
+        }
+        __syncthreads();
+        uint8_t *to = a.pool.super +
+                      (((uint64_t)layer * g->kv_heads + head) * (a.pool.pages / 4) + id) * record.stride;
+        for (uint32_t i = tid; i < record.stride / 4; i += SUPER_THREADS)
+            ((uint32_t *)to)[i] = m->code[i];
+    }
+}
+
+/* ---- launchers ---- */
+
+template <int N> static int launch_build(const struct build_args &a, void *stream) {
+    constexpr uint32_t PAGES = N < 32 ? 32 / N : 1;
+    const struct lk_geometry *g = &a.pool.geometry;
+    uint32_t rank = a.super ? LK_COARSE_RANK : g->rank;
+    uint32_t record = a.super ? lk_record_super(g).stride
+                              : lk_record_coarse(g).stride + lk_record_fine(g).stride;
+    uint32_t bytes = page_bytes(N, g->head_dim, rank, record), warps = SHARED_MOST / (PAGES * bytes);
+    uint64_t tasks = (uint64_t)a.most * g->kv_heads, blocks;
+
+    warps = warps > 8 ? 8 : warps;
+    blocks = (tasks + PAGES * warps - 1) / (PAGES * warps);
+    cudaFuncSetAttribute(build_kernel<N>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST);
+    return launch(build_kernel<N>, dim3(blocks < 2048 ? blocks : 2048), 32 * warps, warps * PAGES * bytes,
+                  stream, a, bytes);
+}
+
+static int build(const struct lk_cuda_build *b, uint32_t super, void *stream) {
+    struct build_args a = {b->pool, b->list, b->count, b->most, super};
+    const struct lk_geometry *g = &b->pool.geometry;
+    uint32_t n = (super ? 4 : 1) * g->page_tokens, bytes;
+
+    if (!b->most)
+        return 0;
+    switch (n) {
+    case 8:
+        return launch_build<8>(a, stream);
+    case 16:
+        return launch_build<16>(a, stream);
+    case 32:
+        return launch_build<32>(a, stream);
+    case 64:
+        return launch_build<64>(a, stream);
+    }
+    bytes = sizeof(struct super_memory) + n * (g->head_dim + 2) * 2;
+    cudaFuncSetAttribute(build_large, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST);
+    return launch(build_large, dim3(a.most * g->kv_heads < 1056 ? a.most * g->kv_heads : 1056), SUPER_THREADS,
+                  bytes, stream, a);
+}
+
+int lk_cuda_build_pages(const struct lk_cuda_build *b, void *stream) {
+    return build(b, 0, stream);
+}
+
+int lk_cuda_build_supers(const struct lk_cuda_build *b, void *stream) {
+    return build(b, 1, stream);
+}

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * cuda.h - the CUDA backend's kernels: launchers that a C program calls, in order, on one stream.
+ *
+ * Idea: a captured graph bakes in a pool (geometry and base addresses), the address of one
+ * descriptor block and a rows bucket; everything a step decides (rows, lengths, tables, queries,
+ * budgets) is read from that block in device memory when the graph is replayed. The host fills the
+ * block with lk_cuda_fill(), a pure function, and copies it to the device. Grids are fixed; a kernel
+ * finds its tasks in the block. How a row is cut into tasks depends on that row and the geometry
+ * alone, and every sum has a fixed order, so a row's bits do not depend on batch, bucket or run.
+ *
+ * A step is: scan (append, exact score of the newest page, summaries of all others) -> for nested
+ * and tree: prune, rescan -> select (shares, kept pages, sample) -> attend (split, merged by the
+ * last block of a head). Kernels are chained by programmatic dependent launch. Summaries of pages
+ * that a step closed are built after it, by lk_cuda_build_pages().
+ *
+ * Invariants
+ *   - Launchers never allocate, wait or log. They return 0 or a cudaError_t as an int.
+ *   - All pointers are to device memory (or host memory the device can read), aligned to 16 bytes.
+ *   - Tokens beyond a row's length never reach a result, whatever their bytes hold.
+ *   - `sync` words are 0 before the first launch; every launch leaves them 0.
+ *   - A batch's rows share one pool. Rows of more than one token, and rows marked exact, are attended
+ *     over all their pages; other rows append at most one token.
+ *   - Logits beyond +-8 million (base 2) are clamped in estimates: no model's are.
+ *
+ * Any thread, one at a time per stream. Does not own memory, graphs or completion.
+ */
+#ifndef LK_CUDA_H
+#define LK_CUDA_H
+
+#include "../kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LK_CUDA_ROWS_MAX         256
+#define LK_CUDA_BUDGET_PAGES_MAX 4096     /* kept pages are held in shared memory */
+#define LK_CUDA_PAGES_MAX        (1 << 24) /* of a row: sample weights fit 64 bits */
+
+/* Lists of tasks; `first` of the block below has one for each. */
+enum lk_cuda_stage {
+    LK_CUDA_HEADS,  /* append, newest page: row x KV head x 16 appended tokens */
+    LK_CUDA_RANK,   /* first pass at the geometry's rank */
+    LK_CUDA_COARSE, /* first pass at rank 2: pages or superpages */
+    LK_CUDA_RESCAN, /* second pass: listed pages; sums over the others */
+    LK_CUDA_ATTEND,
+    LK_CUDA_STAGES
+};
+
+/* A row's values and plan. Offsets are bytes into `workspace`. */
+struct lk_cuda_row {
+    const void *q, *k, *v;
+    float *out, *lse;
+    struct lk_page_weight *list;
+    struct lk_head_out *result;
+    const uint32_t *table;
+    uint8_t *workspace;
+    uint64_t length;
+    uint32_t layer, tokens, append, table_shift, list_pages;
+    uint32_t budget_pages, sampled, sink_pages, recent_pages;
+    uint32_t scan;  /* enum lk_scan_mode; 0: exact, nothing is scored */
+    float mass_target, sm_scale;
+    /* plan */
+    uint32_t pages, complete;
+    uint32_t units, chunk_units, chunks;      /* first pass: pages or superpages */
+    uint32_t prune_units, list_max;           /* kept by prune; pages rescanned at most */
+    uint32_t rescan_tiles, rest_chunks, rest_pages; /* second pass */
+    uint32_t segment_pages, segments;         /* of select */
+    uint32_t prune_segment, prune_segments;
+    uint32_t query_warps, query_groups;       /* attend: warps that share keys; groups of those */
+    uint32_t tiles, slice_tiles, slices;      /* attend: 16 tokens a tile */
+    uint32_t group_first;                     /* sync words of attend */
+    uint64_t scores, shares, sums, parts, candidates, counts, rescan, picks, partials;
+};
+
+struct lk_cuda_batch {
+    uint32_t rows;
+    uint32_t tasks[LK_CUDA_STAGES];
+    uint32_t first[LK_CUDA_STAGES][LK_CUDA_ROWS_MAX]; /* first task of each row, ascending */
+    struct lk_cuda_row row[LK_CUDA_ROWS_MAX];
+};
+
+/* Strides and sizes of this backend's records: bytes as DESIGN counts, strides padded to 16. */
+void lk_cuda_layout(const struct lk_geometry *geometry, struct lk_layout *ret);
+/* Bytes of workspace of a row; a function of the row alone. */
+uint64_t lk_cuda_row_workspace_bytes(const struct lk_row *row);
+/* Sync words a batch of rows needs at most, each up to `tokens` queries. */
+uint32_t lk_cuda_sync_words(const struct lk_geometry *geometry, uint32_t rows, uint32_t tokens);
+/* Fill the block from rows whose pointers are the device's. Host memory, no device call. -EINVAL: a
+ * budget, length or row count above the limits, or a sparse row of several tokens. */
+int lk_cuda_fill(const struct lk_row *rows, uint32_t count, struct lk_cuda_batch *ret);
+
+/* What a captured step bakes in. */
+struct lk_cuda_step {
+    struct lk_pool_view pool;          /* device pointers */
+    const struct lk_cuda_batch *batch; /* device memory */
+    uint32_t *sync;                    /* lk_cuda_sync_words() words */
+    uint32_t bucket;                   /* rows the graph can hold */
+    uint32_t scans;                    /* bit 1 << enum lk_scan_mode: modes it serves; 0: exact only */
+    uint32_t processors;               /* multiprocessors of the device */
+};
+
+/* The whole step on a stream (a cudaStream_t), or its stages one by one. */
+int lk_cuda_run(const struct lk_cuda_step *step, void *stream);
+int lk_cuda_scan(const struct lk_cuda_step *step, void *stream);
+int lk_cuda_prune(const struct lk_cuda_step *step, void *stream);
+int lk_cuda_rescan(const struct lk_cuda_step *step, void *stream);
+int lk_cuda_select(const struct lk_cuda_step *step, void *stream);
+int lk_cuda_attend(const struct lk_cuda_step *step, void *stream);
+
+/* k, v by slot. `write` is the host's; its pointers are the device's. */
+int lk_cuda_write(const struct lk_write *write, void *stream);
+int lk_cuda_copy(const struct lk_copy *copy, void *stream);
+
+/* Summarise pages[i] (or, superpages: quads[i]) of a layer, i < count, for all KV heads. The list is
+ * in device memory; `count` is a word in device memory, or NULL: all `most` of them. */
+struct lk_cuda_build {
+    struct lk_pool_view pool;
+    const uint64_t *list; /* packed: layer << 48 | page or quad */
+    const uint32_t *count;
+    uint32_t most;
+};
+int lk_cuda_build_pages(const struct lk_cuda_build *build, void *stream);
+int lk_cuda_build_supers(const struct lk_cuda_build *build, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: MIT
+# The CUDA kernels as a library, their tests and bench. Included by the root Makefile; needs nvcc only.
+#   make cuda         library, tests and bench (does nothing, and says so, where there is no nvcc)
+#   make check-cuda   run the tests (they say so and exit 77 where there is no device)
+
+NVCC       ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
+CUDA_O     ?= $(or $(O),build/plain)/cuda
+CUDA_ARCH  ?= -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80
+CUDA_FLAGS := -std=c++17 -O3 -Xcompiler=-fPIC,-Wall -Werror=all-warnings $(CUDA_ARCH)
+CUDA_OBJ   := $(patsubst kernels/cuda/%.cu,$(CUDA_O)/%.o,$(wildcard kernels/cuda/*.cu)) $(CUDA_O)/plan.o
+CUDA_BIN   := $(patsubst tests/cuda/%.cu,$(CUDA_O)/%,$(wildcard tests/cuda/*.cu))
+
+.PHONY: cuda check-cuda
+ifeq ($(NVCC),)
+cuda check-cuda:
+	@echo "no nvcc: the CUDA kernels are not built"
+else
+cuda: $(CUDA_O)/liblkcuda.a $(CUDA_BIN)  ## compile the CUDA kernels, their tests and bench, where nvcc is
+
+check-cuda: cuda  ## run the CUDA tests; they skip themselves where there is no device
+	@for t in $(filter-out %/bench,$(CUDA_BIN)); do $$t; s=$$?; [ $$s = 0 ] || [ $$s = 77 ] || exit 1; done
+
+$(CUDA_O)/%.o: kernels/cuda/%.cu $(wildcard kernels/cuda/*.h kernels/cuda/*.cuh kernels/*.h)
+	@mkdir -p $(@D)
+	$(NVCC) $(CUDA_FLAGS) -c $< -o $@
+$(CUDA_O)/plan.o: kernels/cuda/plan.c $(wildcard kernels/cuda/*.h kernels/*.h)
+	@mkdir -p $(@D)
+	$(CC) -std=gnu17 -O2 -g -fPIC -Wall -Wextra -Werror -c $< -o $@
+$(CUDA_O)/liblkcuda.a: $(CUDA_OBJ)
+	rm -f $@ && ar rcs $@ $^
+$(CUDA_O)/%: tests/cuda/%.cu $(CUDA_O)/liblkcuda.a $(wildcard tests/cuda/*.h)
+	$(NVCC) -std=c++17 -O2 -gencode=arch=compute_90a,code=sm_90a $< $(CUDA_O)/liblkcuda.a -o $@
+endif

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * device.cuh - what the kernels share: instructions by name, element types, addresses, finding a task's row.
+ *
+ * Everything is for one warp unless its name says block. No kernel, no state.
+ */
+#ifndef LK_CUDA_DEVICE_CUH
+#define LK_CUDA_DEVICE_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "cuda.h"
+#include "record.h"
+#include "state.h"
+
+#define LK_FULL_WARP 0xffffffffu
+#define LK_LOG2E     1.4426950408889634f
+#define LK_LN2       0.6931471805599453f
+
+__device__ __forceinline__ uint32_t group_stride(uint32_t group) {
+    return group <= 4 ? 4 : (group + 7) / 8 * 8;
+}
+
+/* ---- programmatic dependent launch: a kernel may start before the one it reads from has ended ---- */
+
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* ---- copies to shared memory that run beside the arithmetic; groups are a thread's own ---- */
+
+__device__ __forceinline__ void copy_async(void *to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                     (uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void copy_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N> __device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* ---- tensor cores. m16n8: lane = 4 r + c holds rows r and r + 8, columns 2c and 2c + 1 ---- */
+
+__device__ __forceinline__ void mma_u8s8(int d[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                         uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},"
+                 "{%8,%9},{%0,%1,%2,%3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma_s8s8(int d[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                         uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},"
+                 "{%8,%9},{%0,%1,%2,%3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma_f16_k8(float d[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5},{%6},"
+                 "{%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a0), "r"(a1), "r"(b0));
+}
+template <bool BF16>
+__device__ __forceinline__ void mma_k16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                        uint32_t a3, uint32_t b0, uint32_t b1) {
+    if constexpr (BF16)
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},"
+                     "{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    else
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},"
+                     "{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+/* 8 x 8 of 16 bits: lane 4 r + c gives row r, columns 2c, 2c + 1 and takes column r, rows 2c, 2c + 1. */
+__device__ __forceinline__ uint32_t transpose_8x8(uint32_t x) {
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+/* ---- numbers ---- */
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float log2_fast(float x) {
+    float y;
+    asm("lg2.approx.f32 %0,%1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ uint32_t bits_of(__half2 h) {
+    return *(uint32_t *)&h;
+}
+__device__ __forceinline__ float bf16_float(uint16_t x) {
+    return __uint_as_float((uint32_t)x << 16);
+}
+__device__ __forceinline__ float element(uint16_t x, bool bf16) {
+    return bf16 ? bf16_float(x) : __half2float(__ushort_as_half(x));
+}
+template <bool BF16> __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+    if constexpr (BF16) {
+        __nv_bfloat162 h = __floats2bfloat162_rn(low, high);
+        return *(uint32_t *)&h;
+    } else {
+        __half2 h = __floats2half2_rn(low, high);
+        return *(uint32_t *)&h;
+    }
+}
+template <bool BF16> __device__ __forceinline__ float2 unpack_pair(uint32_t x) {
+    if constexpr (BF16)
+        return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
+    else
+        return __half22float2(*(__half2 *)&x);
+}
+
+/* Sums of 2^x as {maximum, sum}: empty is {-inf, 0}. Merging empty parts gives no NaN. */
+__device__ __forceinline__ float2 merge_parts(float2 a, float2 b) {
+    float peak = fmaxf(a.x, b.x);
+    if (peak == -INFINITY)
+        return make_float2(peak, 0.f);
+    return make_float2(peak, a.y * exp2_fast(a.x - peak) + b.y * exp2_fast(b.x - peak));
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+    for (int o = 16; o; o >>= 1)
+        x = fmaxf(x, __shfl_xor_sync(LK_FULL_WARP, x, o));
+    return x;
+}
+__device__ __forceinline__ float warp_sum(float x) {
+    for (int o = 16; o; o >>= 1)
+        x += __shfl_xor_sync(LK_FULL_WARP, x, o);
+    return x;
+}
+
+/* ---- rows ---- */
+
+/* The row whose tasks hold `task`: the last whose first task is not after it. */
+__device__ __forceinline__ uint32_t find_row(const struct lk_cuda_batch *b, int stage,
+                                             uint32_t task) {
+    uint32_t count = 0, lane = threadIdx.x % 32;
+
+    if (b->rows == 1)
+        return 0;
+    for (uint32_t i = 0; i < b->rows; i += 32) {
+        bool in = i + lane < b->rows && b->first[stage][i + lane] <= task;
+        count += __popc(__ballot_sync(LK_FULL_WARP, in));
+    }
+    return count - 1;
+}
+
+__device__ __forceinline__ uint32_t physical_page(const struct lk_cuda_row *r, uint32_t page) {
+    return (__ldg(&r->table[page >> r->table_shift]) << r->table_shift) +
+           (page & ((1u << r->table_shift) - 1));
+}
+
+__device__ __forceinline__ uint32_t part_slots(const struct lk_cuda_row *r) {
+    return 1 + r->chunks + r->rescan_tiles + r->rest_chunks;
+}
+__device__ __forceinline__ float *row_scores(const struct lk_cuda_row *r, uint32_t head,
+                                             uint32_t stride) {
+    return (float *)(r->workspace + r->scores) + (uint64_t)head * r->pages * stride;
+}
+__device__ __forceinline__ float2 *row_parts(const struct lk_cuda_row *r, uint32_t head,
+                                             uint32_t stride) {
+    return (float2 *)(r->workspace + r->parts) + (uint64_t)head * part_slots(r) * stride;
+}
+__device__ __forceinline__ struct lk_cuda_head *row_head(const struct lk_cuda_row *r,
+                                                         uint32_t head) {
+    return (struct lk_cuda_head *)(r->workspace + r->counts) + head;
+}
+__device__ __forceinline__ uint32_t *row_rescan(const struct lk_cuda_row *r, uint32_t head) {
+    return (uint32_t *)(r->workspace + r->rescan) + (uint64_t)head * (r->list_max + 8);
+}
+__device__ __forceinline__ struct lk_cuda_pick *row_picks(const struct lk_cuda_row *r,
+                                                          uint32_t head) {
+    return (struct lk_cuda_pick *)(r->workspace + r->picks) + (uint64_t)head * r->budget_pages;
+}
+
+/* kernels.h has the arithmetic for C; here the pool is a kernel's argument. */
+__device__ __forceinline__ uint8_t *lk_page_keys_device(const struct lk_pool_view &p,
+                                                        uint32_t layer, uint64_t page,
+                                                        uint32_t head) {
+    return p.kv + ((uint64_t)layer * p.pages + page) * p.layout.page_bytes +
+           head * p.layout.head_bytes;
+}
+
+/* ---- launch ---- */
+
+template <class... P, class... A>
+static int launch(void (*kernel)(P...), dim3 grid, uint32_t threads, uint32_t shared, void *stream,
+                  A... args) {
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute chained = {};
+
+    chained.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    chained.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared;
+    config.stream = (cudaStream_t)stream;
+    config.attrs = &chained;
+    config.numAttrs = 1;
+    return (int)cudaLaunchKernelEx(&config, kernel, P(args)...);
+}
+
+#endif

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * state.h - what stages leave in a row's workspace for later ones; shared by plan.c and the kernels.
+ *
+ *   scores     f32 [kv_head][page][group stride]  log2 of a page's estimated mass, by query head. The
+ *              lowest bit of head 0's says that the page competes for being kept (scored last, at
+ *              the rank of the scan's last pass)
+ *   parts      {max, sum} [kv_head][slot][group stride]  of 2^score: slot 0 the newest page, then
+ *              chunks of the first pass, listed tiles and the other pages of the second
+ *   shares     u32 [kv_head][page]     bits of the share; bit 31: kept
+ *   sums       u64 [kv_head][page/32]  sums of floor(2^32 share) + 1
+ *   candidates u32 [kv_head]{key [segment][k], page [segment][k]}
+ *   counts     lk_cuda_head [kv_head]
+ *   rescan     u32 [kv_head][list]     pages of the second pass
+ *   picks      lk_cuda_pick [kv_head][budget], ascending by page
+ *   partials   per task of attend: f32 [query][d], then lk_cuda_stat [query]
+ */
+#ifndef LK_CUDA_STATE_H
+#define LK_CUDA_STATE_H
+
+#include <stdint.h>
+
+struct lk_cuda_pick {
+    uint32_t page, physical;
+    float bias;    /* log2 of the weight */
+    uint32_t kept; /* 0: sampled */
+};
+
+struct lk_cuda_head {
+    uint32_t kept, sampled, listed, reserved;
+    float rest[32]; /* log2 mass of the pages not kept, from scores; used where nothing is sampled */
+};
+
+struct lk_cuda_stat {
+    float peak, mass, kept; /* log2 maximum; sums of 2^(logit - peak), of all and of kept pages */
+    float reserved;
+};
+
+/* Query heads of a row of scores: whole vectors of 4, then of 8. */
+static inline uint32_t lk_cuda_group_stride(uint32_t group) {
+    return group <= 4 ? 4 : (group + 7) / 8 * 8;
+}
+
+#endif

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: MIT */
+/* Steps against float64 by geometry, scan mode and kind of row; edge cases of DESIGN section 1. */
+#include "scene.h"
+
+static int processors;
+
+static request make(struct scene &s, sequence *q, uint32_t scan, uint32_t budget, uint32_t sampled, float mass = 0) {
+    request r = s.ask(q);
+    r.scan = scan;
+    r.budget_pages = budget;
+    r.sampled = sampled;
+    r.mass = mass;
+    return r;
+}
+
+/* One geometry: all scan modes, with and without sample, exact rows, rows of several tokens, no tokens. */
+static void geometry(uint32_t d, uint32_t b, uint32_t rank, uint32_t group, uint32_t dtype, uint32_t pages = 200) {
+    lk_geometry g = {2, 2, group, d, b, rank, dtype};
+    struct scene s;
+    char what[120];
+    int before = failures;
+
+    snprintf(what, sizeof what, "d %u B %u r %u G %u %s", d, b, rank, group, dtype == LK_BF16 ? "bf16" : "fp16");
+    s.open(g, 3 * pages + 40, processors);
+    sequence *quads = s.add(1, (uint64_t)pages * b - 3, 2), *singles = s.add(0, (uint64_t)pages * b, 0), *small = s.add(1, b + 1, 2);
+    sequence *none = s.add(0, 0, 2), *large = s.add(0, (uint64_t)(pages / 2) * b + 1, 2, FILL_LARGE);
+    none->table.push_back(0);
+    none->d_table.put(none->table.data(), 1);
+    s.ready();
+    std::vector<request> rows;
+    rows.push_back(make(s, quads, LK_FULL, 12, 0));
+    rows.push_back(make(s, singles, LK_FULL, 24, 12));
+    rows.push_back(make(s, small, LK_FULL, 8, 0));
+    rows.push_back(s.ask(none, 1));
+    rows.push_back(make(s, quads, LK_COARSE, 9, 4));
+    rows.push_back(make(s, quads, LK_NESTED, 4, 1));
+    rows.push_back(make(s, singles, LK_NESTED, 6, 0));
+    rows.push_back(make(s, quads, LK_TREE, 5, 2));
+    rows.push_back(make(s, singles, LK_FULL, 30, 0, .5f));
+    rows.push_back(make(s, quads, LK_FULL, 40, 20, .9f));
+    rows.push_back(s.ask(singles, 3));
+    rows.push_back(s.ask(quads, 13));
+    rows.push_back(make(s, large, LK_FULL, 10, 4));
+    rows.push_back(make(s, large, LK_TREE, 3, 0));
+    s.run(rows, 16);
+    for (size_t i = 0; i < rows.size(); i++) {
+        char name[140];
+        snprintf(name, sizeof name, "%s row %zu", what, i);
+        s.check(rows[i], name);
+    }
+    printf("%s: %s\n", what, failures == before ? "ok" : "FAILED");
+    s.p.close();
+}
+
+/* Small budgets, equal keys and scores, lengths at a page's edge, recent and sink pages. */
+static void edges(void) {
+    lk_geometry g = {1, 2, 4, 128, 16, 8, LK_BF16};
+    struct scene s;
+    std::vector<request> rows;
+
+    s.open(g, 24000, processors);
+    sequence *equal = s.add(0, 16 * 300, 2, FILL_EQUAL), *many = s.add(0, 16 * 16384 + 5, 2, FILL_EQUAL);
+    sequence *edge = s.add(0, 16 * 128, 2), *over = s.add(0, 16 * 17, 2), *one = s.add(0, 1, 2), *exact = s.add(0, 16 * 16, 2);
+    s.ready();
+    rows.push_back(make(s, equal, LK_FULL, 20, 8));
+    rows.push_back(make(s, equal, LK_NESTED, 5, 0));
+    rows.push_back(make(s, equal, LK_TREE, 5, 1));
+    rows.push_back(make(s, many, LK_FULL, 128, 64));
+    rows.push_back(make(s, many, LK_TREE, 128, 64));
+    rows.push_back(make(s, many, LK_NESTED, 64, 0));
+    rows.push_back(make(s, edge, LK_FULL, 1, 0));
+    rows.push_back(make(s, edge, LK_FULL, 2, 2));
+    rows.push_back(make(s, edge, LK_FULL, 3, 3));
+    rows.push_back(make(s, edge, LK_FULL, 127, 60));
+    rows.push_back(make(s, over, LK_FULL, 16, 0));
+    rows.push_back(make(s, over, LK_NESTED, 16, 8));
+    rows.push_back(make(s, over, LK_TREE, 16, 14));
+    rows.push_back(make(s, over, LK_FULL, 16, 14, .1f));
+    rows.push_back(make(s, one, LK_FULL, 4, 0));
+    rows.push_back(make(s, exact, LK_FULL, 16, 0));
+    request r = make(s, edge, LK_FULL, 12, 3);
+    r.sink = 4;
+    r.recent = 5;
+    rows.push_back(r);
+    r.sink = 20;
+    r.recent = 0;
+    rows.push_back(r);
+    r.append = 0; /* attend without append */
+    r.sink = 0;
+    rows.push_back(r);
+    s.run(rows, 32);
+    for (size_t i = 0; i < rows.size(); i++) {
+        char name[40];
+        snprintf(name, sizeof name, "edges row %zu", i);
+        s.check(rows[i], name);
+    }
+    s.p.close();
+}
+
+/* The appended token lies in its page, and nothing else of the pool has changed. */
+static void append(void) {
+    lk_geometry g = {2, 3, 2, 64, 16, 4, LK_FP16};
+    struct scene s;
+
+    s.open(g, 64, processors);
+    sequence *a = s.add(1, 100, 2), *b = s.add(0, 41, 0);
+    s.ready();
+    request x = s.ask(a, 5), y = s.ask(b, 1);
+    for (auto *v : {&x.k, &x.v, &y.k, &y.v})
+        for (auto &e : *v)
+            e = encode(normal(), g.dtype);
+    std::vector<request> rows = {x, y};
+    s.run(rows);
+    for (request &r : rows)
+        for (uint32_t t = 0; t < r.append; t++)
+            for (uint32_t h = 0; h < g.kv_heads; h++) {
+                uint64_t at = r.seq->length - r.append + t;
+                memcpy(s.p.at(r.seq->layer, r.seq->pages[at / 16], h, false, at % 16), &r.k[((size_t)t * 3 + h) * 64], 128);
+                memcpy(s.p.at(r.seq->layer, r.seq->pages[at / 16], h, true, at % 16), &r.v[((size_t)t * 3 + h) * 64], 128);
+            }
+    CHECK(s.p.d_kv.get() == s.p.kv, "append wrote something else");
+    for (request &r : rows)
+        s.check_output(r, "append", 3);
+    /* by slot, and a copy */
+    std::vector<uint64_t> slots = {5, UINT64_MAX, 16 * 9 + 15};
+    std::vector<uint16_t> k(3 * 3 * 64), v(3 * 3 * 64);
+    buffer<uint64_t> d_slots;
+    buffer<uint16_t> d_k, d_v;
+    for (size_t i = 0; i < k.size(); i++)
+        k[i] = encode(normal(), g.dtype), v[i] = encode(normal(), g.dtype);
+    d_slots.put(slots.data(), 3);
+    d_k.put(k.data(), k.size());
+    d_v.put(v.data(), v.size());
+    lk_write w = {&s.p.view, 1, 3, d_k.p, d_v.p, d_slots.p};
+    CUDA(lk_cuda_write(&w, NULL));
+    lk_copy c = {&s.p.view, 1, 1, 4, 20};
+    CUDA(lk_cuda_copy(&c, NULL));
+    CUDA(cudaDeviceSynchronize());
+    for (int i : {0, 2})
+        for (uint32_t h = 0; h < 3; h++) {
+            memcpy(s.p.at(1, slots[i] / 16, h, false, slots[i] % 16), &k[(i * 3 + h) * 64], 128);
+            memcpy(s.p.at(1, slots[i] / 16, h, true, slots[i] % 16), &v[(i * 3 + h) * 64], 128);
+        }
+    for (uint32_t h = 0; h < 3; h++)
+        memcpy(s.p.at(1, 20, h, false, 0), s.p.at(1, 4, h, false, 0), s.p.view.layout.head_bytes);
+    CHECK(s.p.d_kv.get() == s.p.kv, "write or copy went astray");
+    s.p.close();
+}
+
+int main(int argc, char **argv) {
+    bool quick = argc > 1 && !strcmp(argv[1], "--quick");
+
+    processors = device_or_skip();
+    append();
+    geometry(128, 16, 8, 4, LK_BF16);
+    if (!quick) {
+        for (uint32_t d : {64, 80, 96, 112, 192, 256})
+            geometry(d, 16, 8, 4, d == 64 || d == 96 ? LK_FP16 : LK_BF16);
+        for (uint32_t b : {8, 16, 32, 64})
+            for (uint32_t r : {2, 4, 8, 16})
+                if (r <= b)
+                    geometry(128, b, r, 4, LK_BF16, 90);
+        for (uint32_t group : {1, 2, 3, 5, 7, 8, 12, 16, 32})
+            geometry(group % 2 ? 64 : 128, 16, 8, group, LK_BF16, 90);
+        geometry(64, 8, 4, 9, LK_FP16, 90);
+        geometry(80, 32, 16, 8, LK_FP16, 90);
+        geometry(256, 64, 8, 8, LK_FP16, 90);
+    }
+    edges();
+    printf("test_step: %s\n", failures ? "FAILED" : "ok");
+    return failures != 0;
+}
