@@ -92,12 +92,13 @@ static void print_comparison(const struct replay_comparison *comparison, const s
 static void print_cost(const struct figures *f) {
     char read[LK_WORD_BYTES], dense[LK_WORD_BYTES], score[LK_WORD_BYTES], select[LK_WORD_BYTES],
         attend[LK_WORD_BYTES], p50[LK_WORD_BYTES], p99[LK_WORD_BYTES];
-    printf("  read a step  %s of %s that dense attention reads, %.1f x less (score %s, select %s, "
-           "attend %s)\n",
-           lk_bytes_word(read_bytes(f), read), lk_bytes_word(f->dense_bytes, dense),
-           read_bytes(f) > 0 ? f->dense_bytes / read_bytes(f) : 0,
-           lk_bytes_word(f->score_bytes, score), lk_bytes_word(f->select_bytes, select),
-           lk_bytes_word(f->attend_bytes, attend));
+    printf(
+        "  read a step  %s, where dense attention reads %s: %.1f x as much (score %s, select %s, "
+        "attend %s)\n",
+        lk_bytes_word(read_bytes(f), read), lk_bytes_word(f->dense_bytes, dense),
+        read_bytes(f) > 0 ? f->dense_bytes / read_bytes(f) : 0,
+        lk_bytes_word(f->score_bytes, score), lk_bytes_word(f->select_bytes, select),
+        lk_bytes_word(f->attend_bytes, attend));
     printf("  a step took  p50 %s, p99 %s as the client saw it", lk_time_word(f->p50, p50),
            lk_time_word(f->p99, p99));
     printf(" (means: append %s, score %s, ", lk_time_word(f->append, p50),
