@@ -116,11 +116,24 @@ static int run_thread(struct starter *starter) {
     return rc;
 }
 
+/* A workspace may be smaller than the largest row that the limits allow: not wrong, but to be known. */
+static void check_workspace(const struct lk_config *config) {
+    struct lk_config automatic = *config;
+    char set[16], largest[16];
+    automatic.workspace_bytes = 0;
+    uint64_t bytes = lk_workspace_bytes(&automatic) / 2;
+    if (config->workspace_bytes && config->workspace_bytes < bytes)
+        lk_log(LK_LOG_WARNING,
+               "daemon.workspace is %s, the largest row takes %s: such rows will be refused",
+               lk_memory_text(config->workspace_bytes, set), lk_memory_text(bytes, largest));
+}
+
 int lk_start(const struct lk_config *config, struct lk_started *ret, char *why, size_t why_bytes) {
     static struct starter starter; /* outlives this call where it is stopped */
     *ret = (struct lk_started){0};
     if (lk_memory_invalid(config, why, why_bytes))
         return EX_OSERR;
+    check_workspace(config);
     lk_numa_place(config, &ret->placement); /* the thread inherits it */
     starter = (struct starter){config, ret, eventfd(0, EFD_CLOEXEC), 0, why, why_bytes};
     int rc = starter.done < 0 ? -errno : run_thread(&starter);

@@ -73,6 +73,32 @@ START_TEST(starts_says_what_it_is_and_stops) {
 }
 END_TEST
 
+START_TEST(warns_of_a_workspace_too_small) {
+    struct rig rig;
+    rig_start(&rig, "[daemon]\nworkspace = 1K\n");
+    assert_has(rig_log(&rig), "daemon.workspace is 1.0 KiB, the largest row takes ");
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
+/* Taking memory must not make it deaf. A fast machine may be ready before the signal comes. */
+START_TEST(stops_while_it_starts) {
+    struct rig rig;
+    const char *arguments[] = {"--set", "pool default.memory=2G", NULL};
+    rig_open(&rig, NULL);
+    rig_launch(&rig, arguments);
+    for (int i = 0; i < 1000 && access(rig.socket, F_OK); i++)
+        rig_sleep(0.005);
+    kill(rig.pid, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig, 10), EX_OK);
+    ck_assert(strstr(rig_log(&rig), "stopped before it was ready") ||
+              strstr(rig_log(&rig), "ready after"));
+    ck_assert_int_eq(access(rig.socket, F_OK), -1);
+    rig_close(&rig);
+}
+END_TEST
+
 /* Arguments that end at once, the code and a word of the sentence. */
 static const struct {
     const char *arguments[4];
@@ -438,6 +464,8 @@ int main(void) {
     TCase *life = tcase_create("life");
     tcase_set_timeout(life, 60);
     tcase_add_test(life, starts_says_what_it_is_and_stops);
+    tcase_add_test(life, warns_of_a_workspace_too_small);
+    tcase_add_test(life, stops_while_it_starts);
     tcase_add_loop_test(life, ends_with_a_code_and_a_sentence, 0, sizeof(ends) / sizeof(*ends));
     tcase_add_test(life, replaces_a_stale_socket);
     tcase_add_test(life, does_not_steal_a_live_socket);
