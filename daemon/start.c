@@ -116,7 +116,8 @@ static int run_thread(struct starter *starter) {
     return rc;
 }
 
-/* A workspace may be smaller than the largest row that the limits allow: not wrong, but to be known. */
+/* A workspace may be smaller than the largest row that the limits allow: not wrong, but worth a
+ * word. */
 static void check_workspace(const struct lk_config *config) {
     struct lk_config automatic = *config;
     char set[16], largest[16];
