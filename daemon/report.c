@@ -78,7 +78,7 @@ void lk_report_end(const struct lk_server *server, const struct lk_intake_status
     uint64_t bytes = status->score_bytes + status->select_bytes + status->attend_bytes;
     uint64_t seconds = (lk_now_ns() - server->started_ns) / 1000000000;
     lk_log(LK_LOG_INFO,
-           "stopped after %" PRIu64 " s: %s clients, %s submissions, %s of them refused", seconds,
+           "stopped after %" PRIu64 " s; clients served: %s, submissions: %s, refused: %s", seconds,
            count_text(server->served, served), count_text(status->submissions, submissions),
            count_text(status->refusals, refusals));
     if (status->rows)

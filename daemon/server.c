@@ -255,7 +255,7 @@ static bool stop_now(const struct lk_server *server) {
         return false;
     if (lk_now_ns() >= server->stop_ns) {
         if (server->stop_ns && lk_server_channels(server))
-            lk_log(LK_LOG_WARNING, "%u clients are cut off", lk_server_channels(server));
+            lk_log(LK_LOG_WARNING, "clients cut off: %u", lk_server_channels(server));
         return true;
     }
     return !lk_server_channels(server) || !clients_at_work(server);

@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 void ctl_drain(const json_t *reply) {
-    printf("draining: no new sequences and leases; %u clients hold %u sequences and %u leases\n",
+    printf("draining: no new sequences and leases. Clients: %u, sequences: %u, leases: %u\n",
            (unsigned)ctl_number(reply, "clients"), (unsigned)ctl_number(reply, "sequences"),
            (unsigned)ctl_number(reply, "leases"));
 }
