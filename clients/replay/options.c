@@ -222,5 +222,8 @@ int replay_options_parse(int argc, char **argv, struct replay_options *ret, char
     }
     if (!ret->trace && !ret->help && !ret->version)
         return usage(why, "--trace FILE is missing; locks-replay --help lists the options");
+    if (ret->budget < ret->page_tokens && !ret->dense)
+        return usage(why, "--budget: %" PRIu32 " tokens are less than a page, %" PRIu32,
+                     ret->budget, ret->page_tokens);
     return 0;
 }

@@ -24,8 +24,8 @@ struct player {
     char *why;
 };
 
-static int failed(struct player *p, const char *what) {
-    snprintf(p->why, REPLAY_WHY_BYTES, "%s: %s", what, locks_error(p->bed->locks));
+static int failed(struct player *p) {
+    snprintf(p->why, REPLAY_WHY_BYTES, "%s", locks_error(p->bed->locks));
     return EX_SOFTWARE;
 }
 
@@ -100,7 +100,7 @@ static int make_row(struct player *p, uint32_t room) {
     return p->row.q && p->row.k && p->row.v && p->row.out && p->row.list && p->step.results &&
                    p->step.timing
                ? 0
-               : failed(p, "room for a step");
+               : failed(p);
 }
 
 /* ---- appends ---- */
@@ -123,7 +123,7 @@ static int append_layer(struct player *p, uint32_t layer, struct lk_progress *pr
                row.tokens * t->kv_bytes);
         struct locks_step step = {.pool = p->step.pool};
         if (locks_append(p->bed->locks, &step, &row, 1))
-            return failed(p, "append");
+            return failed(p);
         lk_progress_at(progress, layer * prompt + row.position + row.tokens);
     }
     return 0;
@@ -192,7 +192,7 @@ static int decode(struct player *p, uint32_t layer, uint64_t i, struct replay_ru
     memcpy((void *)p->row.v, from->v + p->row.position * t->kv_bytes, t->kv_bytes);
     uint64_t begun = lk_clock_ns();
     if (locks_decode(p->bed->locks, &p->step, &p->row, 1))
-        return failed(p, "decode");
+        return failed(p);
     keep(p, i, lk_clock_ns() - begun, run, &run->layers[layer]);
     return check(p, run, layer, i);
 }
@@ -231,7 +231,7 @@ static int play(struct player *p, locks_handle sequence, struct replay_run *run,
     p->row.sequence = sequence;
     rc = append_all(p, &run->append_seconds);
     if (!rc && may_sample(p->options) && locks_sequence_fork(l, sequence, &fork))
-        rc = failed(p, "fork");
+        rc = failed(p);
     if (!rc)
         rc = decode_all(p, sequence, "decoding", run);
     if (!rc && fork && run->sampled) {
@@ -250,7 +250,7 @@ int replay_run(const struct replay_options *options, const struct replay_trace *
     make_step(&player);
     int rc = make_row(&player, list_room(options, trace));
     if (!rc && locks_sequence_create(bed->locks, bed->pool.index, &sequence))
-        rc = failed(&player, "a sequence");
+        rc = failed(&player);
     if (!rc)
         rc = play(&player, sequence, &run, &kept);
     if (rc) {
