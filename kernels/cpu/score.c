@@ -5,6 +5,7 @@
  * While a batch is scored the records of the next are asked for where they do not lie in a row.
  * Any thread. Does not know the newest page: it is scored exactly, elsewhere.
  */
+#include "dispatch.h"
 #include "score.h"
 
 struct feed {
@@ -17,9 +18,21 @@ struct feed {
     lk_score_fn *score;
 };
 
+static lk_score_fn *path(void) {
+#ifdef __x86_64__
+    switch (lk_cpu_path()) {
+    case LK_CPU_AVX512:
+        return lk_score_avx512;
+    default:
+        break;
+    }
+#endif
+    return lk_score_portable;
+}
+
 static struct feed feed_of(const struct lk_row *row, uint32_t head, uint32_t rank, bool super) {
     const struct lk_geometry *g = &row->pool->geometry;
-    struct feed f = {.row = row, .head = head, .super = super, .score = lk_score_portable};
+    struct feed f = {.row = row, .head = head, .super = super, .score = path()};
 
     f.shape.first = super ? lk_record_super(g) : lk_record_coarse(g);
     f.shape.fine = lk_record_fine(g);
@@ -38,16 +51,14 @@ static void name_records(const struct feed *f, uint64_t from, uint32_t pages,
 
     for (uint32_t i = 0; i < LK_SCORE_BATCH; i++) {
         uint64_t j = page_at(f, from + (i < pages ? i : pages - 1));
-        batch->fine[i] = NULL;
         if (f->super) {
             uint64_t quad = lk_row_page(row, j * LK_QUAD_PAGES) / LK_QUAD_PAGES;
-            batch->first[i] = lk_quad_super(row->pool, row->layer, quad, f->head);
+            batch->first[i] = batch->fine[i] = lk_quad_super(row->pool, row->layer, quad, f->head);
             continue;
         }
         uint64_t page = lk_row_page(row, j);
         batch->first[i] = lk_page_coarse(row->pool, row->layer, page, f->head);
-        if (f->shape.fine.directions)
-            batch->fine[i] = lk_page_fine(row->pool, row->layer, page, f->head);
+        batch->fine[i] = lk_page_fine(row->pool, row->layer, page, f->head);
     }
 }
 
@@ -61,7 +72,7 @@ static void prefetch_batch(const struct feed *f, const struct lk_score_batch *ba
                            uint32_t pages) {
     for (uint32_t i = 0; i < pages; i++) {
         prefetch(batch->first[i], lk_record_bytes(&f->shape.first));
-        if (batch->fine[i])
+        if (f->shape.fine.directions)
             prefetch(batch->fine[i], lk_record_bytes(&f->shape.fine));
     }
 }

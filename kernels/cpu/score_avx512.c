@@ -1,0 +1,496 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * score_avx512.c - scoring with 512-bit vectors and VNNI's products of bytes.
+ *
+ * A batch passes four stages, each a short loop over its pages; what passes between them stays in L1.
+ *
+ *   project   Four pairs of directions at a time, of one page or of several. A pair's dwords hold four
+ *             channels of one direction, so one vpdpbusd makes 64 products for two directions, and a
+ *             load of query digits serves all four pairs. Lanes 2k + n hold direction n.
+ *   centre    q . centroid for four pages at a time.
+ *   weigh     Coefficients to floats, once for four heads; exp without a maximum: coefficients have
+ *             mean zero, so exponents straddle 0 and a plain sum is safe unless they are huge.
+ *   finish    Logarithms of 16 sums at once. A sum that left the safe range is redone with its maximum
+ *             (redo); that depends on the page and head alone.
+ *
+ * Sums over lanes are made by trees that fold several vectors into one. Exponents are in base 2.
+ * Any thread. Invariants: score.h.
+ */
+#include <immintrin.h>
+#include <math.h>
+
+#include "score.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+#define SLOTS     4 /* pairs projected together */
+#define HEADS     LK_QUERY_BLOCK
+#define GROUP     4 /* pages finished together: HEADS x GROUP lanes */
+#define PAIRS_MAX (LK_RANK_MAX / 2)
+#define SAFE_LOW  0x1p-100f /* of a sum of powers of two: nothing that matters was lost below */
+#define SAFE_HIGH 0x1p120f
+
+/* What one block of heads needs of the query. Biases are taken back in one lane a sum. */
+struct heads {
+    __m512i basis_bias[HEADS];     /* lanes 0 and 1: the two directions */
+    __m512i centroid_bias[HEADS];  /* of the codes */
+    __m512i low_bias[HEADS];       /* of the low digits */
+    __m512 pair_factor[HEADS / 2]; /* lanes [4 slots][head][direction], to base 2 */
+    __m512 page_factor;            /* lanes [head][4 pages] */
+    const int8_t *pairs[HEADS][2]; /* high, middle */
+    const int8_t *plain[HEADS][3]; /* high, middle, low */
+};
+
+/* What passes between the stages, for a batch. */
+struct work {
+    /* p of [four slots][heads 0-1, 2-3][slot][head][direction]; slot = page * pairs + pair */
+    float project[LK_SCORE_BATCH * PAIRS_MAX / SLOTS][HEADS / 2][SLOTS][2][2];
+    float centre[LK_SCORE_BATCH / GROUP][GROUP][HEADS]; /* q . centroid */
+    __m512 sum[LK_SCORE_BATCH];                         /* [head][4 parts] of the page's mass */
+};
+
+/* ---- folds: each adds halves of two vectors, side by side ---- */
+
+/* -> [x low half + high half | y likewise] */
+INLINE __m512i fold256(__m512i x, __m512i y) {
+    return _mm512_add_epi32(_mm512_shuffle_i64x2(x, y, 0x44), _mm512_shuffle_i64x2(x, y, 0xee));
+}
+/* x = [a a' b b'], y = [c c' d d'] in quarters -> [a + a', b + b', c + c', d + d'] */
+INLINE __m512i fold128(__m512i x, __m512i y) {
+    return _mm512_add_epi32(_mm512_shuffle_i64x2(x, y, 0x88), _mm512_shuffle_i64x2(x, y, 0xdd));
+}
+INLINE __m512i fold64(__m512i x, __m512i y) {
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(x, y), _mm512_unpackhi_epi64(x, y));
+}
+/* Four vectors -> quarter i is the sum of the quarters of vector i. */
+INLINE __m512 fold_four(const __m512 *x) {
+    __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(x[0], x[1], 0x44),
+                             _mm512_shuffle_f32x4(x[0], x[1], 0xee));
+    __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(x[2], x[3], 0x44),
+                             _mm512_shuffle_f32x4(x[2], x[3], 0xee));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+/* Within quarters: lane i is the sum of the quarter of vector i. */
+INLINE __m512 fold_quarters(const __m512 *x) {
+    __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+}
+
+/* ---- functions: coefficients are minimax fits ---- */
+
+/* 2^x to 3e-6 of it; 0 and inf beyond a float's range. */
+INLINE __m512 exp2_of(__m512 x) {
+    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 f = _mm512_sub_ps(x, n), y = _mm512_set1_ps(0.00958285f);
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.05590642f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.24024099f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.69312419f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1));
+    return _mm512_scalef_ps(y, n);
+}
+
+/* ln x to 1e-7, of normal numbers: ln(1 + t) for t in [-1/4, 1/2), plus the exponent's share. */
+INLINE __m512 ln_of(__m512 x) {
+    static const float c[] = {
+        0.14019633f, -0.17385983f, 0.20121771f, -0.24976501f, 0.33329569f, -0.50000235f, 1};
+    __m512 m = _mm512_getmant_ps(x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
+    __m512 e = _mm512_getexp_ps(x), t = _mm512_sub_ps(m, _mm512_set1_ps(1));
+    __mmask16 below = _mm512_cmp_ps_mask(t, _mm512_setzero_ps(), _CMP_LT_OQ);
+    __m512 y = _mm512_set1_ps(-0.06471022f);
+
+    e = _mm512_mask_add_ps(e, below, e, _mm512_set1_ps(1)); /* the mantissa was halved */
+    UNROLL
+    for (int i = 0; i < 7; i++)
+        y = _mm512_fmadd_ps(y, t, _mm512_set1_ps(c[i]));
+    return _mm512_fmadd_ps(y, t, _mm512_mul_ps(e, _mm512_set1_ps(0.69314718f)));
+}
+
+/* |x| at most LK_SCORE_MOST; a NaN stays one. */
+INLINE __m512 clip(__m512 x) {
+    x = _mm512_min_ps(_mm512_set1_ps(LK_SCORE_MOST), x);
+    return _mm512_max_ps(_mm512_set1_ps(-LK_SCORE_MOST), x);
+}
+
+/* ---- project ---- */
+
+struct slot {
+    const uint8_t *pair, *scale; /* two bf16 */
+};
+
+INLINE struct slot slot_of(const struct lk_score_shape *shape, const struct lk_score_batch *batch,
+                           uint32_t page, uint32_t pair) {
+    const struct lk_record *r = pair ? &shape->fine : &shape->first;
+    const uint8_t *at = pair ? batch->fine[page] : batch->first[page];
+    uint32_t i = pair ? pair - 1 : 0;
+    return (struct slot){at + lk_record_pairs(r) + i * r->head_dim,
+                         at + lk_record_scales(r) + 2 * r->centroid + 4 * i};
+}
+
+/* -> lanes [slot][scale 0, scale 1, scale 0, scale 1] */
+INLINE __m512 scales_of(const struct slot *slot) {
+    __m512i all = _mm512_setzero_si512();
+    UNROLL
+    for (int s = 0; s < SLOTS; s++) {
+        int32_t two;
+        memcpy(&two, slot[s].scale, 4);
+        all = _mm512_mask_set1_epi32(all, (__mmask16)(15 << 4 * s), two);
+    }
+    all = _mm512_mask_slli_epi32(all, 0x5555, all, 16);
+    return _mm512_castsi512_ps(_mm512_and_si512(all, _mm512_set1_epi32((int)0xffff0000)));
+}
+
+/* Products of two slots' pairs with each head's code, folded to quarters [slot 0, 0, 1, 1]. */
+INLINE void project_two(const int chunks, const int heads, const struct slot *slot, __mmask16 last,
+                        const struct heads *q, __m512i *ret) {
+    __m512i code[2][4][2]; /* slot, chunk, low and high nibbles */
+    const __m512i nibble = _mm512_set1_epi8(15);
+
+    UNROLL
+    for (int s = 0; s < 2; s++)
+        UNROLL
+    for (int c = 0; c < chunks; c++) {
+        __m512i x =
+            _mm512_maskz_loadu_epi32(c == chunks - 1 ? last : 0xffff, slot[s].pair + 64 * c);
+        code[s][c][0] = _mm512_and_si512(x, nibble);
+        code[s][c][1] = _mm512_and_si512(_mm512_srli_epi16(x, 4), nibble);
+    }
+    UNROLL
+    for (int h = 0; h < heads; h++) {
+        __m512i bias = q->basis_bias[h];
+        __m512i high[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()}, mid[2] = {bias, bias};
+        UNROLL
+        for (int c = 0; c < chunks; c++)
+            UNROLL
+        for (int n = 0; n < 2; n++) {
+            __m512i a = _mm512_loadu_si512(q->pairs[h][0] + 128 * c + 64 * n);
+            __m512i b = _mm512_loadu_si512(q->pairs[h][1] + 128 * c + 64 * n);
+            UNROLL
+            for (int s = 0; s < 2; s++) {
+                high[s] = _mm512_dpbusd_epi32(high[s], code[s][c][n], a);
+                mid[s] = _mm512_dpbusd_epi32(mid[s], code[s][c][n], b);
+            }
+        }
+        UNROLL
+        for (int s = 0; s < 2; s++)
+            mid[s] = _mm512_add_epi32(mid[s], _mm512_slli_epi32(high[s], 8));
+        ret[h] = fold256(mid[0], mid[1]);
+    }
+}
+
+INLINE void project_slots(const int chunks, const int heads, const struct slot *slot,
+                          __mmask16 last, const struct heads *q, float *ret) {
+    __m512i front[HEADS], back[HEADS], all[HEADS];
+    __m512 scale = scales_of(slot);
+
+    project_two(chunks, heads, slot, last, q, front);
+    project_two(chunks, heads, slot + 2, last, q, back);
+    UNROLL
+    for (int h = 0; h < HEADS; h++)
+        all[h] = h < heads ? fold128(front[h], back[h]) : _mm512_setzero_si512();
+    UNROLL
+    for (int h = 0; h < heads; h += 2) { /* lanes [slot][head][direction] */
+        __m512 p = _mm512_cvtepi32_ps(fold64(all[h], all[h + 1]));
+        p = _mm512_mul_ps(p, _mm512_mul_ps(scale, q->pair_factor[h / 2]));
+        _mm512_storeu_ps(ret + h / 2 * 16, p);
+    }
+}
+
+INLINE void project(const int chunks, const int heads, const struct lk_score_shape *shape,
+                    const struct heads *q, const struct lk_score_batch *batch, uint32_t pages,
+                    struct work *work) {
+    uint32_t pairs = (shape->first.directions + shape->fine.directions) / 2;
+    uint32_t rest = shape->first.head_dim % 64;
+    __mmask16 last = (__mmask16)(rest ? (1 << rest / 4) - 1 : 0xffff);
+    struct slot slot[SLOTS];
+
+    for (uint32_t i = 0, page = 0, pair = 0; i < pages * pairs; i += SLOTS) {
+        UNROLL
+        for (int s = 0; s < SLOTS; s++) {
+            slot[s] = slot_of(shape, batch, page, pair);
+            if (++pair == pairs) {
+                pair = 0;
+                page++;
+            }
+        }
+        project_slots(chunks, heads, slot, last, q, &work->project[i / SLOTS][0][0][0][0]);
+    }
+}
+
+/* ---- centre ---- */
+
+INLINE void centre_group(const int chunks, const int heads, const uint8_t *const *page,
+                         __mmask16 last, const struct heads *q, float *ret) {
+    __m512i code[GROUP][4];
+    __m512 sum[HEADS];
+
+    UNROLL
+    for (int p = 0; p < GROUP; p++)
+        UNROLL
+    for (int c = 0; c < chunks; c++)
+        code[p][c] = _mm512_maskz_loadu_epi32(c == chunks - 1 ? last : 0xffff, page[p] + 64 * c);
+    UNROLL
+    for (int h = 0; h < HEADS; h++) {
+        __m512 part[GROUP];
+        if (h >= heads) {
+            sum[h] = _mm512_setzero_ps();
+            continue;
+        }
+        UNROLL
+        for (int p = 0; p < GROUP; p++) {
+            __m512i high = _mm512_setzero_si512(), mid = q->centroid_bias[h];
+            __m512i low = q->low_bias[h];
+            UNROLL
+            for (int c = 0; c < chunks; c++) {
+                high = _mm512_dpbusd_epi32(high, code[p][c],
+                                           _mm512_loadu_si512(q->plain[h][0] + 64 * c));
+                mid = _mm512_dpbusd_epi32(mid, code[p][c],
+                                          _mm512_loadu_si512(q->plain[h][1] + 64 * c));
+                low = _mm512_dpbusd_epi32(low, code[p][c],
+                                          _mm512_loadu_si512(q->plain[h][2] + 64 * c));
+            }
+            mid = _mm512_add_epi32(mid, _mm512_slli_epi32(high, 8));
+            part[p] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(low), _mm512_set1_ps(1.0f / 256),
+                                      _mm512_cvtepi32_ps(mid));
+        }
+        sum[h] = fold_four(part); /* quarters are pages */
+    }
+    _mm512_storeu_ps(ret, fold_quarters(sum));
+}
+
+INLINE void centre(const int chunks, const int heads, const struct lk_score_shape *shape,
+                   const struct heads *q, const struct lk_score_batch *batch, uint32_t pages,
+                   struct work *work) {
+    uint32_t rest = shape->first.head_dim % 64;
+    __mmask16 last = (__mmask16)(rest ? (1 << rest / 4) - 1 : 0xffff);
+    for (uint32_t page = 0; page < pages; page += GROUP)
+        centre_group(chunks, heads, batch->first + page, last, q,
+                     &work->centre[page / GROUP][0][0]);
+}
+
+/* ---- weigh ---- */
+
+/* Where the project stage left slot `slot`: + head / 2 * 16 + head % 2 * 2 + direction. */
+INLINE const float *projected(const struct work *work, uint32_t slot) {
+    return &work->project[slot / SLOTS][0][slot % SLOTS][0][0];
+}
+
+INLINE __m512 coeffs_of(const int8_t *from, __mmask16 live) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(live, from)));
+}
+
+INLINE void add_pair(const int heads, const int8_t *coeffs, uint32_t tokens, __mmask16 live,
+                     const float *p, __m512 *x) {
+    __m512 a = coeffs_of(coeffs, live), b = coeffs_of(coeffs + tokens, live);
+    UNROLL
+    for (int h = 0; h < heads; h++) {
+        const float *at = p + h / 2 * 16 + h % 2 * 2;
+        x[h] = _mm512_fmadd_ps(a, _mm512_set1_ps(at[0]), x[h]);
+        x[h] = _mm512_fmadd_ps(b, _mm512_set1_ps(at[1]), x[h]);
+    }
+}
+
+/* The lanes of a vector that are tokens. */
+INLINE __mmask16 live_of(const struct lk_score_shape *shape) {
+    return shape->first.tokens < 16 ? 0xff : 0xffff;
+}
+
+/* Exponents x of sixteen tokens from t on. */
+INLINE void exponents(const int heads, const struct lk_score_shape *shape,
+                      const struct lk_score_batch *batch, const struct work *work, uint32_t page,
+                      uint32_t t, __m512 *x) {
+    uint32_t tokens = shape->first.tokens, pairs = 1 + shape->fine.directions / 2;
+    __mmask16 live = live_of(shape);
+    const int8_t *first = (const int8_t *)batch->first[page] + lk_record_coeffs(&shape->first) + t;
+    const int8_t *fine = (const int8_t *)batch->fine[page] + lk_record_coeffs(&shape->fine) + t;
+
+    UNROLL
+    for (int h = 0; h < heads; h++)
+        x[h] = _mm512_setzero_ps();
+    add_pair(heads, first, tokens, live, projected(work, page * pairs), x);
+    for (uint32_t i = 1; i < pairs; i++)
+        add_pair(heads, fine + 2 * (i - 1) * tokens, tokens, live,
+                 projected(work, page * pairs + i), x);
+}
+
+INLINE void weigh(const int heads, const struct lk_score_shape *shape,
+                  const struct lk_score_batch *batch, uint32_t pages, struct work *work) {
+    __mmask16 live = live_of(shape);
+    for (uint32_t page = 0; page < pages; page++) {
+        __m512 sum[HEADS], x[HEADS];
+        UNROLL
+        for (int h = 0; h < HEADS; h++)
+            sum[h] = _mm512_setzero_ps();
+        for (uint32_t t = 0; t < shape->first.tokens; t += 16) {
+            exponents(heads, shape, batch, work, page, t, x);
+            UNROLL
+            for (int h = 0; h < heads; h++)
+                sum[h] = _mm512_mask_add_ps(sum[h], live, sum[h], exp2_of(x[h]));
+        }
+        work->sum[page] = fold_four(sum);
+    }
+}
+
+/* ---- finish ---- */
+
+/* The mass of one page again, for every head, relative to its largest term. */
+static __attribute__((noinline)) void redo(const struct lk_score_shape *shape,
+                                           const struct lk_score_batch *batch, struct work *work,
+                                           uint32_t page, float *ret_sum, float *ret_peak) {
+    uint32_t pairs = 1 + shape->fine.directions / 2, tokens = shape->first.tokens;
+    __m512 peak[HEADS], sum[HEADS], x[HEADS];
+    __mmask16 live = live_of(shape);
+
+    for (uint32_t i = 0; i < pairs; i++)
+        for (uint32_t h = 0; h < HEADS; h++) {
+            float *p = (float *)projected(work, page * pairs + i) + h / 2 * 16 + h % 2 * 2;
+            for (int n = 0; n < 2; n++)
+                p[n] = p[n] > LK_SCORE_MOST    ? LK_SCORE_MOST
+                       : p[n] < -LK_SCORE_MOST ? -LK_SCORE_MOST
+                                               : p[n];
+        }
+    for (int h = 0; h < HEADS; h++) {
+        peak[h] = _mm512_set1_ps(-INFINITY);
+        sum[h] = _mm512_setzero_ps();
+    }
+    for (uint32_t t = 0; t < tokens; t += 16) {
+        exponents(HEADS, shape, batch, work, page, t, x);
+        for (int h = 0; h < HEADS; h++)
+            peak[h] = _mm512_mask_max_ps(peak[h], live, peak[h], x[h]);
+    }
+    for (int h = 0; h < HEADS; h++) {
+        ret_peak[h] = _mm512_reduce_max_ps(peak[h]);
+        peak[h] = _mm512_set1_ps(ret_peak[h]);
+        ret_peak[h] *= 0.69314718f;
+    }
+    for (uint32_t t = 0; t < tokens; t += 16) {
+        exponents(HEADS, shape, batch, work, page, t, x);
+        for (int h = 0; h < HEADS; h++)
+            sum[h] =
+                _mm512_mask_add_ps(sum[h], live, sum[h], exp2_of(_mm512_sub_ps(x[h], peak[h])));
+    }
+    for (int h = 0; h < HEADS; h++)
+        ret_sum[h] = _mm512_reduce_add_ps(sum[h]);
+}
+
+/* Sums [head][page] that are not safe again. -> what their logarithms lack */
+static __attribute__((noinline)) __m512 mend(const struct lk_score_shape *shape,
+                                             const struct lk_score_batch *batch, struct work *work,
+                                             uint32_t page, __mmask16 unsafe, __m512 *sum) {
+    float all[HEADS][GROUP], more[HEADS][GROUP] = {{0}}, page_sum[HEADS], peak[HEADS];
+
+    _mm512_storeu_ps(all, *sum);
+    for (uint32_t p = 0; p < GROUP; p++) {
+        if (!(unsafe & 0x1111 << p))
+            continue;
+        redo(shape, batch, work, page + p, page_sum, peak);
+        for (uint32_t h = 0; h < HEADS; h++)
+            if (unsafe & 1 << (h * GROUP + p)) {
+                all[h][p] = page_sum[h];
+                more[h][p] = peak[h];
+            }
+    }
+    *sum = _mm512_loadu_ps(all);
+    return _mm512_loadu_ps(more);
+}
+
+INLINE void finish(const int heads, const struct lk_score_shape *shape, const struct heads *q,
+                   const struct lk_score_batch *batch, uint32_t pages, struct work *work,
+                   float *ret) {
+    const __m512i transpose =
+        _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    uint32_t scales = lk_record_scales(&shape->first);
+    __mmask16 wanted = (__mmask16)((1 << heads * GROUP) - 1);
+
+    for (uint32_t page = 0; page < pages; page += GROUP) {
+        float scale[GROUP];
+        for (uint32_t p = 0; p < GROUP; p++)
+            scale[p] = lk_record_scale(batch->first[page + p] + scales, 0);
+        __m512 unit = _mm512_mul_ps(q->page_factor, _mm512_broadcast_f32x4(_mm_loadu_ps(scale)));
+        __m512 mu = _mm512_loadu_ps(work->centre[page / GROUP]);
+        mu = clip(_mm512_mul_ps(_mm512_permutexvar_ps(transpose, mu), unit));
+        __m512 sum = fold_quarters(work->sum + page), more = _mm512_setzero_ps();
+        __mmask16 unsafe = _mm512_cmp_ps_mask(sum, _mm512_set1_ps(SAFE_LOW), _CMP_NGE_UQ) |
+                           _mm512_cmp_ps_mask(sum, _mm512_set1_ps(SAFE_HIGH), _CMP_NLE_UQ);
+        if (unsafe & wanted)
+            more = mend(shape, batch, work, page, unsafe & wanted, &sum);
+        __m512 score = _mm512_add_ps(mu, _mm512_add_ps(more, ln_of(sum)));
+        _mm_storeu_ps(ret + page, _mm512_castps512_ps128(score));
+        if (heads > 1)
+            _mm_storeu_ps(ret + LK_SCORE_BATCH + page, _mm512_extractf32x4_ps(score, 1));
+        if (heads > 2) {
+            _mm_storeu_ps(ret + 2 * LK_SCORE_BATCH + page, _mm512_extractf32x4_ps(score, 2));
+            _mm_storeu_ps(ret + 3 * LK_SCORE_BATCH + page, _mm512_extractf32x4_ps(score, 3));
+        }
+    }
+}
+
+/* ---- a batch, for one block of heads ---- */
+
+typedef void block_fn(const struct lk_score_shape *shape, const struct heads *q,
+                      const struct lk_score_batch *batch, uint32_t pages, float *ret);
+
+#define BLOCK(CHUNKS, SIZE)                                                                        \
+    static void block_##CHUNKS##_##SIZE(const struct lk_score_shape *shape, const struct heads *q, \
+                                        const struct lk_score_batch *batch, uint32_t pages,        \
+                                        float *ret) {                                              \
+        struct work work;                                                                          \
+        project(CHUNKS, SIZE, shape, q, batch, pages, &work);                                      \
+        centre(CHUNKS, SIZE, shape, q, batch, pages, &work);                                       \
+        weigh(SIZE, shape, batch, pages, &work);                                                   \
+        finish(SIZE, shape, q, batch, pages, &work, ret);                                          \
+    }
+BLOCK(1, 1)
+BLOCK(1, 2)
+BLOCK(1, 4)
+BLOCK(2, 1)
+BLOCK(2, 2)
+BLOCK(2, 4)
+BLOCK(3, 1)
+BLOCK(3, 2)
+BLOCK(3, 4)
+BLOCK(4, 1)
+BLOCK(4, 2)
+BLOCK(4, 4)
+
+static block_fn *const blocks[4][3] = {
+    /* head_dim up to 64, 128, 192, 256; 1, 2, 4 heads */
+    {block_1_1, block_1_2, block_1_4},
+    {block_2_1, block_2_2, block_2_4},
+    {block_3_1, block_3_2, block_3_4},
+    {block_4_1, block_4_2, block_4_4},
+};
+
+static void name_heads(const struct lk_query *query, uint32_t first, struct heads *q) {
+    const float *f = query->factor + first;
+    const float log2_e = 1.44269504f;
+
+    for (uint32_t h = 0; h < HEADS; h++) {
+        uint32_t g = first + h;
+        for (uint32_t n = 0; n < 3; n++)
+            q->plain[h][n] = lk_query_plain(query, g, n);
+        for (uint32_t n = 0; n < 2; n++)
+            q->pairs[h][n] = lk_query_pairs(query, g, n);
+        q->basis_bias[h] = _mm512_maskz_set1_epi32(3, -LK_BASIS_BIAS * query->code_sum[g]);
+        q->centroid_bias[h] = _mm512_maskz_set1_epi32(1, -LK_CENTROID_BIAS * query->code_sum[g]);
+        q->low_bias[h] = _mm512_maskz_set1_epi32(1, -LK_CENTROID_BIAS * query->low_sum[g]);
+    }
+    for (uint32_t h = 0; h < HEADS; h += 2) {
+        float a = f[h] * log2_e, b = f[h + 1] * log2_e;
+        q->pair_factor[h / 2] = _mm512_mask_blend_ps(0xcccc, _mm512_set1_ps(a), _mm512_set1_ps(b));
+    }
+    q->page_factor = _mm512_set_ps(f[3], f[3], f[3], f[3], f[2], f[2], f[2], f[2], f[1], f[1], f[1],
+                                   f[1], f[0], f[0], f[0], f[0]);
+}
+
+void lk_score_avx512(const struct lk_score_shape *shape, const struct lk_query *query,
+                     const struct lk_score_batch *batch, uint32_t pages, float *ret) {
+    uint32_t padded = (pages + GROUP - 1) / GROUP * GROUP;
+    for (uint32_t g = 0; g < shape->group; g += HEADS) {
+        uint32_t left = shape->group - g, size = left == 1 ? 0 : left == 2 ? 1 : 2;
+        struct heads q;
+        name_heads(query, g, &q);
+        blocks[query->padded / 64 - 1][size](shape, &q, batch, padded, ret + g * LK_SCORE_BATCH);
+    }
+}
