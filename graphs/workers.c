@@ -67,10 +67,12 @@ static bool claim(struct lk_workers *w, uint32_t *ret_task) {
 }
 
 static void work(struct lk_workers *w, uint32_t task) {
-    uint64_t epoch = atomic_load(&w->ticket) >> 32; /* stays: this task is not finished */
+    /* Both stay until this task is finished, and may be those of a later stage right after. */
+    uint64_t epoch = atomic_load(&w->ticket) >> 32;
+    uint32_t total = atomic_load(&w->total[epoch & 1]);
 
     w->options.run(w->options.context, task);
-    if (atomic_fetch_add(&w->finished, 1) + 1 == atomic_load(&w->total[epoch & 1])) /* D1, D2 */
+    if (atomic_fetch_add(&w->finished, 1) + 1 == total) /* D1, D2 */
         w->options.done(w->options.context);
 }
 
