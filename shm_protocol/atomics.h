@@ -10,7 +10,7 @@
  *   S2 daemon  acquire sq_tail   before reading them                                       S1 -> S2
  *   H1 daemon  release sq_head   after copying entry and descriptor out
  *   H2 client  acquire sq_head   before writing over them                                  H1 -> H2
- *   C1 daemon  release fence     of the completion, after the rest of it and all results it stands for
+ *   C1 daemon  release fence     of the completion, after the rest of it and the results it is for
  *   C2 client  acquire fence     before reading them                                       C1 -> C2
  *   D1 client  release cq_head   after copying the completion out
  *   D2 daemon  acquire cq_head   before writing over it                                    D1 -> D2

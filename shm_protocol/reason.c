@@ -2,8 +2,8 @@
 /*
  * reason.c - a name, an errno and a sentence for every reason of validate.h.
  *
- * A sentence is a template: {value} and {limit} are unsigned, {signed} and {float} are the value read as such,
- * {handle} is the value in hexadecimal. The row at fault is put in front of it.
+ * A sentence is a template: {value} and {limit} are unsigned, {signed} and {float} are the value
+ * read as such, {handle} is the value in hexadecimal. The row at fault is put in front of it.
  */
 #include "validate.h"
 

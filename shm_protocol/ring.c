@@ -92,8 +92,8 @@ static bool has_room(const struct lk_ring_client *ring, uint64_t desc_next) {
            desc_next - ring->desc_head <= ring->desc_bytes;
 }
 
-/* Nothing in flight: every descriptor has been copied out, and the area is free from its start, which is still
- * in the caches. */
+/* Nothing in flight: every descriptor has been copied out, and the area is free from its start,
+ * which is still in the caches. */
 static void rewind_descriptors(struct lk_ring_client *ring) {
     if (ring->sq_tail != ring->cq_head)
         return;

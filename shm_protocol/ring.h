@@ -2,27 +2,29 @@
 /*
  * ring.h - both sides of a channel's two rings: submissions to the daemon, completions back.
  *
- * Idea: one producer and one consumer a ring, so each word has one writer and no instruction is locked. Each
- * side keeps its own indices, and its last look at the other side's, in private memory: a submission moves
- * three lines (entry, descriptor, tail), a completion just its own. Heads are read only when the cached one
- * says "full". A client with nothing in flight writes its descriptor to the same bytes every time, and the
- * daemon fetches entry and descriptor at once: it guesses that the latter lies where the last one did.
+ * Idea: one producer and one consumer a ring, so each word has one writer and no instruction is
+ * locked. Each side keeps its own indices, and its last look at the other side's, in private
+ * memory: a submission moves three lines (entry, descriptor, tail), a completion just its own.
+ * Heads are read only when the cached one says "full". A client with nothing in flight writes its
+ * descriptor to the same bytes every time, and the daemon fetches entry and descriptor at once: it
+ * guesses that the latter lies where the last one did.
  *
  * Invariants
  *   - Indices are 64-bit, start anywhere (lk_ring_start) and run freely; entry i is in slot i &
- * (entries - 1). All four start equal, so sq_tail - cq_head is the number of submissions not
- * answered for yet.
+ *     (entries - 1). All four start equal, so sq_tail - cq_head is the number of submissions not
+ *     answered for yet.
  *   - The daemon believes nothing: a client index that moves backwards or beyond the ring is
- * -EPROTO, entry and descriptor are copied to private memory before anything looks at them.
+ *     -EPROTO, entry and descriptor are copied to private memory before anything looks at them.
  *   - A submission is taken only with room for its completion, so lk_ring_daemon_publish() cannot
- * fail.
+ *     fail.
  *   - The bell is one end of a socket pair: a byte either way wakes the other side. Not an eventfd:
- * both ends of that share one open file, and a hostile client could make it blocking and full under
- * the daemon's write.
+ *     both ends of that share one open file, and a hostile client could make it blocking and full
+ *     under the daemon's write.
  *
  * Threads: each struct belongs to one thread. Memory orders and labels (S1, W2, ...) are in
- * atomics.h. What it does not do: no validation of what entries say (validate.h), no waiting: who
- * sleeps, and on what else, is the caller's business.
+ * atomics.h.
+ * What it does not do: no validation of what entries say (validate.h), no waiting: who sleeps, and
+ * on what else, is the caller's business.
  */
 #ifndef LK_RING_H
 #define LK_RING_H
@@ -33,8 +35,8 @@
 
 #include "locks_abi.h"
 
-/* All four indices of a channel, before either side attaches. Tests start them just below a wrap.
- */
+/* All four indices of a channel, before either side attaches. Tests start them just below a
+ * wrap. */
 void lk_ring_start(struct lk_submission_head *submission, struct lk_completion_head *completion,
                    uint64_t index);
 
@@ -119,8 +121,8 @@ void lk_ring_daemon_init(struct lk_ring_daemon *ring, const struct lk_submission
 /* S2, D2: *ret: submissions that may be taken now: those in the ring, as far as there is room for
  * their completions. -EPROTO: the client's tail or cq_head lies; the channel is to be closed. */
 int lk_ring_daemon_peek(struct lk_ring_daemon *ring, uint32_t *ret);
-/* True if the client has entries in the ring that wait for room: it does not read its completions.
- */
+/* True if the client has entries in the ring that wait for room: it does not read its
+ * completions. */
 bool lk_ring_daemon_blocked(const struct lk_ring_daemon *ring);
 /* Copies entry number `ahead` (< what peek said) beyond the head. */
 void lk_ring_daemon_copy_sqe(const struct lk_ring_daemon *ring, uint32_t ahead, struct lk_sqe *ret);

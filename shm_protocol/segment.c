@@ -17,9 +17,9 @@
 
 #include "ring.h"
 
-/* Between the entries and the descriptors: a prefetcher that follows the entries runs on past their end, and
- * would take descriptor lines from the client just as it writes them (measured: 170 against 120 ns for a bare
- * exchange over these lines). */
+/* Between the entries and the descriptors: a prefetcher that follows the entries runs on past their
+ * end, and would take descriptor lines from the client just as it writes them (measured: 170
+ * against 120 ns for a bare exchange over these lines). */
 #define DESC_GAP_BYTES 1024
 
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)

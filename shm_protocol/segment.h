@@ -4,20 +4,21 @@
  * both.
  *
  * Idea: the daemon makes every segment, sized and allocated in full, and seals it against
- * shrinking, growing and further seals before anyone sees it: no access of the daemon can be made
- * to fault by a client. The completion segment belongs to the daemon: its inode is of mode 0600 and
+ * shrinking, growing and further seals before anyone sees it: no client can make an access of the
+ * daemon run past the end. The completion segment belongs to the daemon: its inode is of mode 0600 and
  * the client's descriptor is a second opening, read-only. (A FUTURE_WRITE seal would stop a
  * restarted daemon too.)
  *
  * Invariants
  *   - Sizes are functions of sq_entries and arena_bytes alone (lk_segment_sizes), so that both
- * sides compute them; the client compares with what it was told and with what the descriptors
- * really are.
+ *     sides compute them; the client compares with what it was told and with what the descriptors
+ *     really are.
  *   - A descriptor is in exactly one field or -1. lk_channel_memory_destroy() may be called at any
- * state.
+ *     state.
  *
  * Threads: a struct belongs to whoever made it. Making one takes milliseconds: not on the intake
- * thread. What it does not do: no socket (wire.h), no ring (ring.h).
+ * thread.
+ * What it does not do: no socket (wire.h), no ring (ring.h).
  */
 #ifndef LK_SEGMENT_H
 #define LK_SEGMENT_H
@@ -28,10 +29,10 @@
 #include "locks_abi.h"
 
 #define LK_ARENA_BYTES_DEFAULT (UINT64_C(64) << 20) /* hello with arena_bytes 0 */
-#define LK_CQ_PER_SQ                                                                               \
-    2 /* cq_entries: the client may submit a whole ring before reading what the last one gave */
-#define LK_DESC_BYTES_PER_ENTRY                                                                    \
-    4096 /* 42 rows a submission on average; no less than two of the largest in all */
+/* The client may submit a whole ring before it reads what the last one gave. */
+#define LK_CQ_PER_SQ 2
+/* 42 rows a submission on average; no less than two of the largest in all. */
+#define LK_DESC_BYTES_PER_ENTRY 4096
 
 struct lk_segment_sizes {
     uint32_t sq_entries, cq_entries, descriptor_bytes;
@@ -40,8 +41,7 @@ struct lk_segment_sizes {
 };
 
 /* 0 stands for the defaults; arena_bytes is rounded up to pages. -EINVAL with a sentence in why:
- * sq_entries is no power of two or above LK_SQ_ENTRIES_MAX, arena_bytes above LK_ARENA_BYTES_MAX.
- */
+ * sq_entries is no power of two or above LK_SQ_ENTRIES_MAX, arena_bytes above its maximum. */
 int lk_segment_sizes(uint32_t sq_entries, uint64_t arena_bytes, struct lk_segment_sizes *ret,
                      char *why, size_t why_bytes);
 

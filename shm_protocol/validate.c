@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * validate.c - what makes a submission wrong. See validate.h for the contract; the sentences are in reason.c.
+ * validate.c - what makes a submission wrong. See validate.h for the contract; the sentences are in
+ * reason.c.
  *
- * How sizes stay inside 64 bits: a row's tokens are at most LK_ROW_TOKENS_MAX (2^16), heads at most 2^16
- * (shapes come from the daemon), head_dim 2^8, elements 4 bytes: 2^42. A list is kv_heads * 2^32 * 8 bytes at
- * most, 2^51. Offsets are compared as `bytes > arena - offset`, never as a sum.
+ * How sizes stay inside 64 bits: a row's tokens are at most LK_ROW_TOKENS_MAX (2^16), heads at most
+ * 2^16 (shapes come from the daemon), head_dim 2^8, elements 4 bytes: 2^42. A list is kv_heads *
+ * 2^32 * 8 bytes at most, 2^51. Offsets are compared as `bytes > arena - offset`, never as a sum.
  */
 #include "validate.h"
 

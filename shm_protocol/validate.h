@@ -9,11 +9,12 @@
  *
  * Invariants
  *   - No arithmetic on client values overflows: sizes are computed in 64 bits from factors whose
- * products are bounded, or by checked multiplication.
+ *     products are bounded, or by checked multiplication.
  *   - A descriptor found valid names only bytes inside the arena, aligned to LK_LINE.
  *   - Fields an operation does not use are not looked at; reserved fields are zero.
  *
- * Threads: no state. What it does not do: no look into the arena, none at shared memory.
+ * Threads: no state.
+ * What it does not do: no look into the arena, none at shared memory.
  */
 #ifndef LK_VALIDATE_H
 #define LK_VALIDATE_H

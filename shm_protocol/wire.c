@@ -11,8 +11,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Room for more descriptors than are wanted, so that surplus ones arrive and can be closed by us.
- */
+/* Room for more descriptors than are wanted, so that surplus ones arrive and can be closed by
+ * us. */
 union control {
     struct cmsghdr head;
     char bytes[CMSG_SPACE(sizeof(int) * LK_WIRE_FDS_MAX)];

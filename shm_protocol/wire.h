@@ -6,9 +6,9 @@
  * for both sides: magic, stated bytes against received bytes, truncation, number of descriptors.
  *
  * Invariants: a descriptor that was received is either handed to the caller or closed; none leaks
- * on any error. All are close-on-exec. SIGPIPE is never raised. Threads: no state. Blocks as the
- * socket does. What it does not do: no look at the body of a message (validate.h:
- * lk_hello_invalid).
+ * on any error. All are close-on-exec. SIGPIPE is never raised.
+ * Threads: no state. Blocks as the socket does.
+ * What it does not do: no look at the body of a message (validate.h: lk_hello_invalid).
  */
 #ifndef LK_WIRE_H
 #define LK_WIRE_H

@@ -21,8 +21,9 @@
 
 #define SAMPLES_MAX (UINT64_C(100000) * 1000)
 
-/* The lines of a bare exchange, as many and as far apart as those an empty step moves: entries and completions
- * take turns, the descriptor of a lone client is always the same. A completion is there once its fence is. */
+/* The lines of a bare exchange, as many and as far apart as those an empty step moves: entries and
+ * completions take turns, the descriptor of a lone client is always the same. A completion is there
+ * once its fence is. */
 struct court {
     uint64_t tail __attribute__((aligned(LK_LINE)));
     struct lk_sqe entries[LK_SQ_ENTRIES_DEFAULT] __attribute__((aligned(256)));

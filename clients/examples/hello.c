@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * hello.c - a first client of locksd: 300 tokens of made-up keys and values into one layer, then one token decoded.
+ * hello.c - a first client of locksd: 300 tokens of made-up keys and values into one layer, then
+ * one token decoded.
  *
  *     cc hello.c $(pkg-config --cflags --libs liblocks) -lm -o hello && ./hello [SOCKET]
  */

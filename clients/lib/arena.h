@@ -2,14 +2,15 @@
 /*
  * arena.h - which bytes of the arena are in use.
  *
- * Idea: first fit over a list of pieces sorted by offset, neighbours merged when they become free. The list
- * lies in private memory: nothing of the arena itself is read or written, so neither a stray write of the
- * application nor the daemon can confuse it.
+ * Idea: first fit over a list of pieces sorted by offset, neighbours merged when they become free.
+ * The list lies in private memory: nothing of the arena itself is read or written, so neither a
+ * stray write of the application nor the daemon can confuse it.
  *
- * Invariants: pieces cover the arena without gap or overlap, in ascending order; no two free ones are
- * neighbours; every offset and size is a multiple of LK_LINE.
- * Threads: as the connection. What it does not do: no pointers, only offsets. An application has tens of
- * buffers, so linear search is enough.
+ * Invariants: pieces cover the arena without gap or overlap, in ascending order; no two free ones
+ * are neighbours; every offset and size is a multiple of LK_LINE.
+ * Threads: as the connection.
+ * What it does not do: no pointers, only offsets. An application has tens of buffers, so linear
+ * search is enough.
  */
 #ifndef LK_ARENA_H
 #define LK_ARENA_H

@@ -2,16 +2,17 @@
 /*
  * internal.h - a connection, as liblocks sees it. The public contract is ../locks.h.
  *
- * Idea: a submission takes a *flight*, whose number travels as the ring's user_data; the flight remembers the
- * caller's. So blocking calls and submit/wait mix freely: a blocking call that meets somebody else's
- * completion keeps it in its flight, and locks_wait() hands it out later. There are as many flights as the two
- * rings hold entries; without a free one a submission is -EAGAIN, so nothing ever grows.
+ * Idea: a submission takes a *flight*, whose number travels as the ring's user_data; the flight
+ * remembers the caller's. So blocking calls and submit/wait mix freely: a blocking call that meets
+ * somebody else's completion keeps it in its flight, and locks_wait() hands it out later. There are
+ * as many flights as the two rings hold entries; without a free one a submission is -EAGAIN, so
+ * nothing ever grows.
  *
  *     free --submit--> flying --completion--> landed (kept, in order) --locks_wait()--> free
  *                             --completion of a blocking call----------------------> free
  *
- * Invariants: errors go through lk_client_fail(), which leaves the sentence for locks_error(). Once the daemon
- * is gone (`dead`), every call says so without touching the socket again.
+ * Invariants: errors go through lk_client_fail(), which leaves the sentence for locks_error(). Once
+ * the daemon is gone (`dead`), every call says so without touching the socket again.
  * Threads: one at a time, as the connection.
  */
 #ifndef LK_CLIENT_INTERNAL_H
@@ -78,8 +79,8 @@ int lk_client_ask(struct locks *locks, const struct lk_message *question, uint16
 int lk_client_answer(int socket, uint16_t type, struct lk_message *ret, size_t bytes, int *ret_fds,
                      size_t fds, char *why, size_t why_bytes);
 
-/* submit.c: a flight and room in the ring; entry and descriptor are to be filled, then lk_client_publish().
- * -EAGAIN: full. wait: instead of -EAGAIN make room by landing completions. */
+/* submit.c: a flight and room in the ring; entry and descriptor are to be filled, then
+ * lk_client_publish(). -EAGAIN: full. wait: instead of -EAGAIN make room by landing completions. */
 int lk_client_reserve(struct locks *locks, uint16_t op, uint32_t desc_bytes, uint64_t user_data,
                       bool wait, void **ret_desc, uint32_t *ret_flight);
 /* Gives the flight back: what was reserved is not wanted after all. */

@@ -2,8 +2,8 @@
 /*
  * step.c - steps: what the application says, as descriptors, checked before the daemon sees them.
  *
- * The descriptor is written straight into the ring's area and checked there: the daemon does not write to it,
- * and nothing is published before it is found good.
+ * The descriptor is written straight into the ring's area and checked there: the daemon does not
+ * write to it, and nothing is published before it is found good.
  */
 #include "internal.h"
 
@@ -21,7 +21,8 @@ static int offset_or_none(struct locks *l, const void *pointer, const char *what
     return pointer ? lk_client_offset(l, pointer, what, row, ret) : 0;
 }
 
-/* -1 is the wire's default, 0 is none; here it is the other way round, so that a zeroed step is the default. */
+/* -1 is the wire's default, 0 is none; here it is the other way round, so that a zeroed step is the
+ * default. */
 static int32_t wire_sampled(int32_t sampled) {
     if (sampled == 0)
         return -1;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * wait.c - completions: spin for a while, then sleep on the bell; never longer than the daemon lives.
+ * wait.c - completions: spin for a while, then sleep on the bell; never longer than the daemon
+ * lives.
  */
 #include "internal.h"
 
@@ -45,7 +46,8 @@ static bool look(struct locks *l, struct lk_cqe *ret) {
     return false;
 }
 
-/* The clock is read only when the quickest answers have not come: reading it takes as long as a look. */
+/* The clock is read only when the quickest answers have not come: reading it takes as long as a
+ * look. */
 static bool spin(struct locks *l, uint64_t deadline, struct lk_cqe *ret) {
     if (look(l, ret))
         return true;

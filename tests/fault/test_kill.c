@@ -2,13 +2,15 @@
 /*
  * test_kill.c - clients that die, stop, do not read, lie or talk nonsense, against the real daemon.
  *
- * A *witness* computes the same step over and over: its results must stay equal bit for bit, and in time. Beside
- * it *victims* live random lives (connect, append, decode, fork, lease, write, submit without waiting, random
- * descriptors) and are killed at random moments. After each lot of kills the daemon must hold what it held at the
- * beginning: pages, sequences, leases, clients, descriptors and mappings of segments.
+ * A *witness* computes the same step over and over: its results must stay equal bit for bit, and in
+ * time. Beside it *victims* live random lives (connect, append, decode, fork, lease, write, submit
+ * without waiting, random descriptors) and are killed at random moments. After each lot of kills
+ * the daemon must hold what it held at the beginning: pages, sequences, leases, clients,
+ * descriptors and mappings of segments.
  *
- * $LOCKSD or the first argument is the daemon (default: ../../locksd from here), $LOCKSD_KILLS the number of
- * kills (1000). All in one process: a failed assertion ends the program, the private daemon dies with it.
+ * $LOCKSD or the first argument is the daemon (default: ../../locksd from here), $LOCKSD_KILLS the
+ * number of kills (1000). All in one process: a failed assertion ends the program, the private
+ * daemon dies with it.
  */
 #include <check.h>
 #include <dirent.h>
@@ -353,8 +355,8 @@ static void live_tables(struct life *v) {
     }
 }
 
-/* A descriptor of random words past the library's checks; now and then with a handle that is good. */
-static void live_nonsense(struct life *v) {
+/* A descriptor of random words past the library's checks; now and then with a good handle. */ * /
+    static void live_nonsense(struct life *v) {
     uint32_t words[64 + 96], flight, bytes = draw(v, 2) ? 160 : 8 * (1 + draw(v, 20));
     struct lk_cqe cqe;
     void *desc;

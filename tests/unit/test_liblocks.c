@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * test_liblocks.c - the client library against a daemon made of one thread: it speaks the real protocol, checks
- * what it is sent with the daemon's own functions, and does as each test tells it (answer late, out of order,
- * with a refusal, not at all, or die).
+ * test_liblocks.c - the client library against a daemon made of one thread: it speaks the real
+ * protocol, checks what it is sent with the daemon's own functions, and does as each test tells it
+ * (answer late, out of order, with a refusal, not at all, or die).
  */
 #include <check.h>
 #include <errno.h>

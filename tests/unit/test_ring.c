@@ -2,8 +2,9 @@
 /*
  * test_ring.c - the rings: wrap-around, back-pressure, lies, and the wake-up that must not be lost.
  *
- * The last part compiles ring.c a second time with its full barriers taken out (names bare_*), to show that
- * the test of the hand-shake can fail: without the barrier a wake-up is lost within milliseconds.
+ * The last part compiles ring.c a second time with its full barriers taken out (names bare_*), to
+ * show that the test of the hand-shake can fail: without the barrier a wake-up is lost within
+ * milliseconds.
  */
 #include <check.h>
 #include <errno.h>
@@ -112,14 +113,16 @@ static int submit(struct pair *p, uint64_t number, uint32_t bytes) {
     return 0;
 }
 
-/* Check writes a mark for every assertion it passes; in the loops below only failures may cost anything. */
+/* Check writes a mark for every assertion it passes; in the loops below only failures may cost
+ * anything. */
 #define must(condition)                                                                            \
     do {                                                                                           \
         if (!(condition))                                                                          \
             ck_abort_msg("%s", #condition);                                                        \
     } while (0)
 
-/* Takes one, checks number, size and every byte of the descriptor, answers. -> false: none to take. */
+/* Takes one, checks number, size and every byte of the descriptor, answers. -> false: none to
+ * take. */
 static bool serve(struct pair *p, uint64_t number, uint32_t bytes) {
     uint8_t desc[LK_DESCRIPTOR_BYTES_MAX], expected[LK_DESCRIPTOR_BYTES_MAX];
     uint32_t count;
@@ -203,7 +206,8 @@ START_TEST(full_descriptor_area_is_back_pressure) {
 }
 END_TEST
 
-/* Random sizes and turns against a plain queue: bytes of a waiting descriptor are never written over. */
+/* Random sizes and turns against a plain queue: bytes of a waiting descriptor are never written
+ * over. */
 START_TEST(random_turns) {
     struct pair p;
     uint32_t sizes[1024], seed = 7 + (uint32_t)_i;
@@ -383,8 +387,9 @@ END_TEST
 
 /* ---- the barrier ----
  *
- * Client publishes and asks whether the daemon sleeps, while the daemon says that it sleeps and looks for work,
- * over and over at the same moment. If neither sees the other, the daemon would sleep with work in the ring.
+ * Client publishes and asks whether the daemon sleeps, while the daemon says that it sleeps and
+ * looks for work, over and over at the same moment. If neither sees the other, the daemon would
+ * sleep with work in the ring.
  */
 
 struct handshake {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * test_segment.c - the segments of a channel, and the messages that carry them: sizes, seals, the read-only
- * completion segment, what a client refuses, and that no descriptor leaks whatever happens.
+ * test_segment.c - the segments of a channel, and the messages that carry them: sizes, seals, the
+ * read-only completion segment, what a client refuses, and that no descriptor leaks whatever
+ * happens.
  */
 #include <check.h>
 #include <dirent.h>
@@ -166,7 +167,8 @@ START_TEST(clients_refuse_what_is_not_as_told) {
 }
 END_TEST
 
-/* Out of descriptors at each stage of the making in turn: a sentence, and all that was made is given back. */
+/* Out of descriptors at each stage of the making in turn: a sentence, and all that was made is
+ * given back. */
 START_TEST(failing_half_way_leaves_nothing) {
     struct lk_channel_memory m;
     struct rlimit limit, tight;

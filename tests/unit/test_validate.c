@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * test_validate.c - every refusal the wire's functions can find, one change away from a good submission; every
- * sentence; and descriptors of random bytes, which may be refused or not but never do harm.
+ * test_validate.c - every refusal the wire's functions can find, one change away from a good
+ * submission; every sentence; and descriptors of random bytes, which may be refused or not but
+ * never do harm.
  */
 #include <check.h>
 #include <errno.h>
