@@ -192,8 +192,7 @@ struct lk_cqe inlet_wait(struct inlet_client *client) {
     return cqe;
 }
 
-struct lk_cqe inlet_do(struct inlet_client *client, uint16_t op, const void *desc,
-                       uint32_t bytes) {
+struct lk_cqe inlet_do(struct inlet_client *client, uint16_t op, const void *desc, uint32_t bytes) {
     ck_assert(inlet_submit(client, op, desc, bytes, op));
     struct lk_cqe cqe = inlet_wait(client);
     ck_assert_uint_eq(cqe.user_data, op);

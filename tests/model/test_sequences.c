@@ -16,7 +16,7 @@
 
 #define LAYERS     2
 #define SEQUENCES  12
-#define TOKENS_MAX 420
+#define TOKENS_MAX 600
 #define BURST      6
 #define ROWS       5
 #define DIM        64
@@ -121,7 +121,7 @@ static void add_row(struct world *w, struct inlet_step *step, uint16_t op, struc
     uint32_t layer = (uint32_t)pick(w, LAYERS), tokens = 1;
     uint64_t length = m->length[layer];
     if (op != LK_OP_ATTEND && pick(w, 2))
-        tokens = 1 + (uint32_t)pick(w, pick(w, 8) ? 20 : 120);
+        tokens = 1 + (uint32_t)pick(w, pick(w, 6) ? 20 : 200);
     if (op != LK_OP_ATTEND && length + tokens > TOKENS_MAX)
         return;
     struct lk_row_desc *row = inlet_row(step, m->handle, layer, length, tokens);
@@ -263,7 +263,7 @@ static void compare_exact(struct world *w) {
 struct sparse {
     float out[DIM];
     struct lk_head_result result;
-    struct lk_page_entry list[64];
+    struct lk_page_entry list[80];
 };
 
 /* One sparse query at the end of a layer; what is not written is zero. */
@@ -279,13 +279,12 @@ static void attend_sparse(struct world *w, uint64_t handle, uint32_t layer, uint
     struct lk_page_entry *list = inlet_alloc(&w->client, sizeof(at->list));
     memset(list, 0, sizeof(at->list));
     row->list = inlet_offset(&w->client, list);
-    row->list_pages = 64;
+    row->list_pages = 80;
     step.step.results = inlet_offset(&w->client, result);
-    step.step.budget = 3 * 8;
+    step.step.budget = scan == LK_SCAN_TREE ? 2 * 8 : 3 * 8;
     step.step.scan = scan;
     step.step.sampled = 1;
-    ck_assert_int_eq(
-        inlet_do(&w->client, LK_OP_ATTEND, &step, inlet_step_bytes(&step)).status, 0);
+    ck_assert_int_eq(inlet_do(&w->client, LK_OP_ATTEND, &step, inlet_step_bytes(&step)).status, 0);
     memcpy(ret->out, w->client.memory.arena + row->out, sizeof(ret->out));
     memcpy(ret->list, list, sizeof(ret->list));
     ret->result = *result;
@@ -303,8 +302,7 @@ static void compare_sparse(struct world *w) {
     uint64_t handle = inlet_create(&w->client);
     inlet_step(&step);
     give_kv(w, inlet_row(&step, handle, layer, 0, (uint32_t)m->length[layer]), m->id[layer]);
-    ck_assert_int_eq(
-        inlet_do(&w->client, LK_OP_APPEND, &step, inlet_step_bytes(&step)).status, 0);
+    ck_assert_int_eq(inlet_do(&w->client, LK_OP_APPEND, &step, inlet_step_bytes(&step)).status, 0);
     attend_sparse(w, m->handle, layer, m->length[layer], scan, &mine);
     attend_sparse(w, handle, layer, m->length[layer], scan, &fresh);
     ck_assert_msg(memcmp(&mine, &fresh, sizeof(mine)) == 0, "scan %u at %lu tokens", scan,
