@@ -16,7 +16,6 @@
 
 #include "attend.h"
 #include "dispatch.h"
-#include "element.h"
 
 #define LOG2E 1.44269504088896341f
 #define LN2   0.69314718055994531f
@@ -32,14 +31,6 @@ struct walk { /* of a tile */
     float q[LK_TILE_QUERIES * LK_HEAD_DIM_MAX];
 };
 
-/* Where element i of a vector of head_dim lies in a paired order (attend.h). */
-static inline uint32_t place(uint32_t pair, uint32_t head_dim, uint32_t i) {
-    if (!pair || i >= head_dim - head_dim % (2 * pair))
-        return i;
-    uint32_t in = i % (2 * pair);
-    return i - in + (in & 1) * pair + in / 2;
-}
-
 const struct lk_vector *lk_vector_get(void) {
     static const struct lk_vector *const by_path[LK_CPU_PATHS] = {
         [LK_CPU_PORTABLE] = &lk_vector_portable,
@@ -49,25 +40,11 @@ const struct lk_vector *lk_vector_get(void) {
     return by_path[lk_cpu_path()];
 }
 
-static uint32_t pair_of(const struct lk_vector *vector, uint32_t dtype) {
-    return dtype == LK_BF16 ? vector->pair : 0;
-}
-
 /* Tokens that query token `token` of the row sees: causal, its own included. */
 static uint64_t sight(const struct lk_row *row, uint32_t token) {
     uint64_t upto = row->length + token + 1;
 
     return upto > row->tokens ? upto - row->tokens : 0;
-}
-
-/* The query at `from` as scaled floats in the path's order; each element is read once. */
-static void load_query(const uint8_t *from, uint32_t dtype, uint32_t head_dim, uint32_t pair,
-                       float scale, float *to) {
-    for (uint32_t x = 0; x < head_dim; x += LANES) {
-        lanes some = element_load(dtype, from, x) * scale;
-        for (uint32_t l = 0; l < LANES; l++)
-            to[place(pair, head_dim, x + l)] = some[l];
-    }
 }
 
 static void walk_open(struct walk *walk, const struct lk_row *row, const struct lk_tile *tile) {
@@ -88,8 +65,8 @@ static void walk_open(struct walk *walk, const struct lk_row *row, const struct 
         for (uint32_t i = 0; i < walk->queries; i++, to += g->head_dim) {
             size_t token = tile->token + i / g->group;
             size_t at = (token * g->kv_heads + h) * g->group + i % g->group;
-            load_query((const uint8_t *)row->q + at * bytes, g->dtype, g->head_dim,
-                       pair_of(walk->vector, g->dtype), row->sm_scale * LOG2E, to);
+            walk->vector->load(g->dtype, (const uint8_t *)row->q + at * bytes, g->head_dim,
+                               row->sm_scale * LOG2E, to);
         }
 }
 
@@ -175,19 +152,6 @@ static void attend_page(struct walk *walk, const struct lk_span *span, uint64_t 
     }
 }
 
-static void unpair(struct walk *walk) {
-    uint32_t pair = pair_of(walk->vector, walk->dtype), head_dim = walk->head_dim;
-    float natural[LK_HEAD_DIM_MAX], *values = walk->values;
-
-    if (!pair)
-        return;
-    for (uint32_t i = 0; i < walk->tile.heads * walk->queries; i++, values += head_dim) {
-        for (uint32_t x = 0; x < head_dim; x++)
-            natural[x] = values[place(pair, head_dim, x)];
-        memcpy(values, natural, head_dim * sizeof *values);
-    }
-}
-
 void lk_attend(const struct lk_row *row, const struct lk_tile *tile, const struct lk_span *span,
                struct lk_partial *partial, float *values) {
     struct walk walk;
@@ -200,7 +164,8 @@ void lk_attend(const struct lk_row *row, const struct lk_tile *tile, const struc
     memset(values, 0, (size_t)tile->heads * walk.queries * walk.head_dim * sizeof *values);
     for (uint64_t i = span->first; i < span->first + span->count; i++)
         attend_page(&walk, span, i);
-    unpair(&walk);
+    for (uint32_t i = 0; i < tile->heads * walk.queries; i++)
+        walk.vector->restore(walk.dtype, walk.head_dim, values + (size_t)i * walk.head_dim);
 }
 
 void lk_attend_score(const struct lk_row *row, uint32_t head, uint64_t page, float *scores,

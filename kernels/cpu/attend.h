@@ -36,11 +36,14 @@ struct lk_block {               /* a page of one KV head, as far as it is seen *
 
 /*
  * The loops of one path. head_dim is a multiple of 16. Arrays by dtype are indexed by enum lk_element.
- * Queries and accumulators of a paired dtype (bf16) have each run of 2 * pair elements split into its
- * even and then its odd ones: a 32-bit load of two bf16 is then two floats by a shift and a mask.
+ * Queries and accumulators lie in an order of the path's and the dtype's own: from bf16, each run of two
+ * vectors is split into its even and then its odd elements, so that a 32-bit load of two bf16 becomes two
+ * floats by a shift and a mask.
  */
 struct lk_vector {
-    uint32_t pair; /* 0: natural order */
+    /* A vector of head_dim elements, scaled, into the path's order; accumulators back from it. */
+    void (*load)(uint32_t dtype, const uint8_t *from, uint32_t head_dim, float scale, float *to);
+    void (*restore)(uint32_t dtype, uint32_t head_dim, float *values);
     /* logits[i * LK_LOGITS_STRIDE + t] = q_i . key_t */
     void (*dot[4])(const struct lk_block *block, const float *q, uint32_t queries,
                    uint32_t head_dim, float *logits);

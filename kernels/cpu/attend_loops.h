@@ -244,6 +244,32 @@ OF_DTYPE(bf16, LK_BF16)
 OF_DTYPE(fp16, LK_FP16)
 OF_DTYPE(fp32, LK_FP32)
 
+/* A client's vector, each element read once. */
+static void load(uint32_t dtype, const uint8_t *from, uint32_t head_dim, float scale, float *to) {
+    uint32_t x = 0;
+
+    for (; x + PAIR <= head_dim; x += PAIR) {
+        lanes pair[2];
+        load_pair(dtype, from, x, pair);
+        lanes_store(to + x, pair[0] * scale);
+        lanes_store(to + x + LANES, pair[1] * scale);
+    }
+    if (x < head_dim)
+        lanes_store(to + x, element_load(dtype, from, x) * scale);
+}
+
+static void restore(uint32_t dtype, uint32_t head_dim, float *values) {
+    float natural[PAIR];
+
+    for (uint32_t x = 0; dtype == LK_BF16 && x + PAIR <= head_dim; x += PAIR) {
+        for (uint32_t l = 0; l < LANES; l++) {
+            natural[2 * l] = values[x + l];
+            natural[2 * l + 1] = values[x + LANES + l];
+        }
+        memcpy(values + x, natural, sizeof natural);
+    }
+}
+
 /* ---- exponentials ---- */
 
 /* 2^x for x <= 0: relative error 1e-7, 0 below -126, NaN of NaN. The polynomial is 2^f's on [-.5, .5]. */
@@ -299,11 +325,13 @@ LK_INLINE lanes largest_four(lanes *x) {
 
 /* Lane i: from[i % 4]. */
 LK_INLINE lanes load_four(const float *from) {
-    float four[LANES];
-
-    for (int i = 0; i < LANES; i++)
-        four[i] = from[i % 4];
-    return lanes_load(four);
+#if LANES == 16
+    return (lanes)_mm512_broadcast_f32x4(_mm_loadu_ps(from));
+#elif LANES == 8
+    return (lanes)_mm256_broadcast_ps((const __m128 *)from);
+#else
+    return lanes_load(from);
+#endif
 }
 
 /* The four states are one vector: one exponential makes all decays. */
@@ -322,11 +350,12 @@ static void soften(const struct lk_block *block, uint32_t queries, float *logits
     lanes top = lanes_max(largest_four(part) + block->bias, old);
     ilanes none = top == nothing; /* nothing finite yet: -inf - base must stay -inf */
     lanes base = (lanes)((ilanes)top & ~none);
+    float shift[LANES];
+    lanes_store(shift, block->bias - base);
     for (uint32_t i = 0; i < queries; i++) {
         float *x = logits + i * LK_LOGITS_STRIDE;
-        lanes shift = lanes_set(block->bias - base[i]);
         for (uint32_t t = 0; t < block->tokens; t += LANES) {
-            lanes w = exp2_lanes(lanes_load(x + t) + shift);
+            lanes w = exp2_lanes(lanes_load(x + t) + lanes_set(shift[i]));
             lanes_store(x + t, w);
             weights[i] += w;
         }
@@ -511,7 +540,8 @@ static uint64_t fractions(const float *x, uint64_t count) {
 }
 
 const struct lk_vector LK_VECTOR = {
-    .pair = LANES,
+    .load = load,
+    .restore = restore,
     .dot = {[LK_BF16] = dot_bf16, [LK_FP16] = dot_fp16, [LK_FP32] = dot_fp32},
     .soften = soften,
     .gather = {[LK_BF16] = gather_bf16, [LK_FP16] = gather_fp16, [LK_FP32] = gather_fp32},
