@@ -138,8 +138,11 @@ static void die_together(int signal) { /* handler: a tool's death takes its daem
 static void install_handlers(void) {
     struct sigaction action = {.sa_handler = die_together};
     sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < SIGNALS; i++)
-        sigaction(signals[i], &action, &running.before[i]);
+    for (size_t i = 0; i < SIGNALS; i++) {
+        sigaction(signals[i], NULL, &running.before[i]);
+        if (running.before[i].sa_handler != SIG_IGN) /* as under nohup */
+            sigaction(signals[i], &action, NULL);
+    }
 }
 
 static void remove_handlers(void) {

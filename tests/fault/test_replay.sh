@@ -1,0 +1,143 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# test_replay.sh BUILD - what a first user of locks-replay stumbles over has words, and its private daemon never outlives it.
+set -u
+build=$(realpath "$1")
+cd "$(dirname "$0")/../.." || exit 1
+work=$(mktemp -d /tmp/locksd-replay.XXXXXX)
+daemon=
+trap '[ -z "$daemon" ] || kill "$daemon" 2>/dev/null; rm -rf "$work"' EXIT
+unset LOCKSD # the one beside the tool
+export XDG_RUNTIME_DIR=$work/run
+mkdir "$XDG_RUNTIME_DIR"
+replay=$build/locks-replay
+failures=0
+fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
+
+refused() { # refused EXIT WORD OPTION...: that exit code, and WORD in the one line of stderr
+    local want=$1 word=$2 got
+    shift 2
+    "$replay" "$@" >"$work/stdout" 2>"$work/stderr"
+    got=$?
+    [ "$got" = "$want" ] || fail "$*: exit $got, not $want: $(cat "$work/stderr")"
+    grep -qF -- "$word" "$work/stderr" || fail "$*: no '$word' in: $(cat "$work/stderr")"
+    [ ! -s "$work/stdout" ] || fail "$*: wrote to stdout"
+}
+
+/usr/bin/python3 - "$work" <<'EOF' || exit 1
+import sys
+sys.path.insert(0, "tests/tools")
+sys.dont_write_bytecode = True
+import numpy as np
+from traces import stored, write
+
+folder = sys.argv[1]
+rng = np.random.default_rng(1)
+
+
+def tensor(*shape, dtype="F16"):
+    return dtype, shape, stored(rng.standard_normal(shape), dtype)
+
+
+def trace(name, **change):
+    """One layer of 40 tokens, 8 steps, 2 KV heads x 2, d 64; a tensor given as None is left out."""
+    parts = {"q": tensor(8, 4, 64), "k": tensor(40, 2, 64), "v": tensor(40, 2, 64), **change}
+    write(f"{folder}/{name}.safetensors", {f"layers.3.{x}": t for x, t in parts.items() if t})
+
+
+trace("good")
+trace("no-k", k=None)
+trace("no-q", q=None)
+trace("flat", q=tensor(8, 256))
+trace("short-v", v=tensor(39, 2, 64))
+trace("other-d", k=tensor(40, 2, 80))
+trace("other-type", v=tensor(40, 2, 64, dtype="F32"))
+trace("int", q=("I32", (8, 4, 64), bytes(8 * 4 * 64 * 4)))
+trace("heads", q=tensor(8, 3, 64))
+trace("steps", q=tensor(41, 4, 64))
+trace("empty", q=("F16", (0, 4, 64), b""))
+trace("d72", q=tensor(8, 4, 72), k=tensor(40, 2, 72), v=tensor(40, 2, 72))
+trace("no-prompt", q=tensor(40, 4, 64))
+trace("one", q=tensor(1, 4, 64), k=tensor(1, 2, 64), v=tensor(1, 2, 64))
+write(f"{folder}/other.safetensors", {"weight": tensor(3, 3)})
+data = open(f"{folder}/good.safetensors", "rb").read()
+open(f"{folder}/cut.safetensors", "wb").write(data[:-100])
+EOF
+
+at() { echo "$work/$1.safetensors"; }
+for name in no-k flat short-v other-d other-type int heads steps empty cut other d72; do
+    grep -q . "$(at $name)" || fail "no trace $name"
+done
+refused 65 'no tensor layers.3.k [tokens, kv_heads, d]' --trace "$(at no-k)"
+refused 65 'no tensor layers.3.q [steps, q_heads, d]' --trace "$(at no-q)"
+refused 65 'tensor layers.3.q has shape [8, 256], expected three dimensions' --trace "$(at flat)"
+refused 65 'tensor layers.3.v has shape [39, 2, 64], expected [40, 2, 64]' --trace "$(at short-v)"
+refused 65 'expected [40, 2, 64]' --trace "$(at other-d)"
+refused 65 'tensor layers.3.v is of F32, expected F16' --trace "$(at other-type)"
+refused 65 'tensor layers.3.q is of I32, expected F16, BF16 or F32' --trace "$(at int)"
+refused 65 'its 3 query heads are no multiple of the 2 KV heads' --trace "$(at heads)"
+refused 65 'more steps than layers.3.k has tokens, [40, 2, 64]' --trace "$(at steps)"
+refused 65 'dimension 0 must be between 1 and' --trace "$(at empty)"
+refused 65 'cut short' --trace "$(at cut)"
+refused 65 'not a trace' --trace "$(at other)"
+refused 65 'no tensor layers.4.q' --trace "$(at good)" --layers 4
+refused 66 'No such file' --trace "$work/nothing"
+refused 69 'head_dim is 72' --trace "$(at d72)"
+refused 69 'rank is 3' --trace "$(at good)" --rank 3
+refused 69 'page_tokens is 12' --trace "$(at good)" --page-tokens 12
+refused 69 'is locksd running?' --trace "$(at good)" --socket "$work/nothing"
+refused 73 "$work/no/such/folder" --trace "$(at good)" --out "$work/no/such/folder"
+refused 64 '--trace FILE is missing'
+refused 64 "unknown option '--trase'" --trase x
+refused 64 "--scan: 'deep' is none of" --trace x --scan deep
+refused 64 "--mass: '1.5'" --trace x --mass 1.5
+refused 64 '15 tokens are less than a page, 16' --trace x --budget 15
+refused 64 'layer 5 twice' --trace x --layers 5,20,5
+refused 64 "--layers: '' is no whole number" --trace x --layers 5,
+refused 64 'its value is missing' --trace
+LOCKSD=$work/nothing refused 69 "$work/nothing cannot be run" --trace "$(at good)"
+LOCKSD=/bin/false refused 69 'it said nothing' --trace "$(at good)"
+
+# Smallest traces: every query from the first token on; one token.
+for name in good no-prompt one; do
+    "$replay" --trace "$(at $name)" --budget 16 --compare --json --out "$work/out" >"$work/stdout" 2>"$work/stderr" ||
+        fail "$name: $(cat "$work/stderr")"
+    /usr/bin/python3 -c 'import json, sys; json.load(open(sys.argv[1]))' "$work/stdout" || fail "$name: no JSON"
+done
+
+# A running daemon: one without a pool that fits says what is needed and what is there; one with it gives the same bits.
+serve() {
+    "$build/locksd" --foreground --config /dev/null --socket "$work/socket" --set 'pool other.layers=2' \
+        --set 'pool other.kv_heads=2' --set 'pool other.group=2' --set 'pool other.head_dim=64' \
+        --set "pool other.dtype=$1" --set 'pool other.memory=8M' >"$work/daemon.log" 2>&1 &
+    daemon=$!
+    for _ in $(seq 100); do grep -q '^ready' "$work/daemon.log" && return; sleep 0.1; done
+    fail "no daemon: $(cat "$work/daemon.log")"
+}
+serve bf16
+refused 69 'head_dim 64, page_tokens 16, rank 8, dtype fp16' --trace "$(at good)" --socket "$work/socket"
+refused 69 'pool other has 2 layers, kv_heads 2, group 2' --trace "$(at good)" --socket "$work/socket"
+kill "$daemon"; wait "$daemon"
+serve fp16
+"$replay" --trace "$(at good)" --budget 32 --out "$work/private" >/dev/null 2>&1 || fail 'a private daemon'
+"$replay" --trace "$(at good)" --budget 32 --out "$work/shared" --socket "$work/socket" >/dev/null 2>&1 || fail 'a running daemon'
+cmp "$work/private" "$work/shared" || fail 'a private and a running daemon differ'
+kill "$daemon"; wait "$daemon"; daemon=
+
+# A private daemon that is never ready dies with the tool, however that dies.
+printf '#!/bin/sh\necho $$ >"%s/pid"\nexec sleep 60\n' "$work" >"$work/sleeper"
+chmod +x "$work/sleeper"
+for signal in TERM HUP KILL; do
+    rm -f "$work/pid"
+    LOCKSD=$work/sleeper "$replay" --trace "$(at good)" >/dev/null 2>&1 &
+    tool=$!
+    for _ in $(seq 100); do [ -s "$work/pid" ] && break; sleep 0.05; done
+    kill -"$signal" "$tool"
+    wait "$tool" 2>/dev/null
+    for _ in $(seq 40); do kill -0 "$(cat "$work/pid")" 2>/dev/null || break; sleep 0.05; done
+    kill -0 "$(cat "$work/pid")" 2>/dev/null && fail "SIG$signal: the daemon lives on" && kill -9 "$(cat "$work/pid")"
+    [ "$signal" = KILL ] && rm -rf "$XDG_RUNTIME_DIR"/locksd-private.* # nobody was left to do it
+    [ -z "$(ls -A "$XDG_RUNTIME_DIR")" ] || fail "SIG$signal: left behind: $(find "$XDG_RUNTIME_DIR")"
+done
+[ "$failures" = 0 ] && echo 'replay: every mistake has words, no daemon is left behind'
+[ "$failures" = 0 ]
