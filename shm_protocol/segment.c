@@ -89,8 +89,8 @@ static int make(const char *name, uint64_t bytes, bool huge, void **ret_map, cha
     *ret_map = map;
     return fd;
 failed:
-    r = fail(-errno, why, why_bytes, "cannot make a segment \"%s\" of %" PRIu64 " bytes: %s", name,
-             bytes, strerror(errno));
+    r = fail(errno > 0 ? -errno : -EIO, why, why_bytes,
+             "cannot make a segment \"%s\" of %" PRIu64 " bytes: %s", name, bytes, strerror(errno));
     if (map != MAP_FAILED)
         munmap(map, bytes);
     if (fd >= 0)
@@ -139,19 +139,19 @@ int lk_channel_memory_create(uint32_t sq_entries, uint64_t arena_bytes, uint64_t
     fds[LK_FD_SUBMISSION] = r =
         make("locksd-submission", m.sizes.submission_bytes, false, &map[0], why, why_bytes);
     m.submission = map[0];
-    if (r < 0)
+    if (!m.submission)
         goto failed;
     writable = r =
         make("locksd-completion", m.sizes.completion_bytes, false, &map[1], why, why_bytes);
     m.completion = map[1];
-    if (r < 0)
+    if (!m.completion)
         goto failed;
     fds[LK_FD_COMPLETION] = r = open_read_only(writable, why, why_bytes);
     if (r < 0)
         goto failed;
     fds[LK_FD_ARENA] = r = make("locksd-arena", m.sizes.arena_bytes, true, &map[2], why, why_bytes);
     m.arena = map[2];
-    if (r < 0)
+    if (!m.arena)
         goto failed;
     r = lk_bell_create(bell);
     if (r) {

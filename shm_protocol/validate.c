@@ -298,23 +298,23 @@ enum lk_reason lk_tables_invalid(const struct lk_tables_desc *tables, uint32_t b
 
 static int versions_invalid(uint16_t major, uint16_t minor, uint16_t min_minor, const char *other,
                             uint16_t *ret_minor, char *why, size_t why_bytes) {
-    const uint16_t ours = LK_ABI_MINOR, ours_min = LK_ABI_MIN_MINOR;
-    uint16_t spoken = minor < ours ? minor : ours;
-    if (major != LK_ABI_MAJOR) {
+    const unsigned ours = LK_ABI_MAJOR, our_minor = LK_ABI_MINOR, our_min = LK_ABI_MIN_MINOR;
+    unsigned spoken = minor < our_minor ? minor : our_minor;
+    if (major != ours) {
         snprintf(why, why_bytes,
                  "the %s speaks protocol version %u.%u, this side %u.%u: the first "
                  "numbers must be equal",
-                 other, major, minor, LK_ABI_MAJOR, ours);
+                 other, major, minor, ours, our_minor);
         return -EPROTO;
     }
-    if (spoken < min_minor || spoken < ours_min) {
+    if (spoken < min_minor || spoken < our_min) {
         snprintf(why, why_bytes,
                  "the %s speaks protocol version %u.%u (at least %u.%u), this side %u.%u (at least "
                  "%u.%u): there is none in common",
-                 other, major, minor, major, min_minor, LK_ABI_MAJOR, ours, LK_ABI_MAJOR, ours_min);
+                 other, major, minor, major, min_minor, ours, our_minor, ours, our_min);
         return -EPROTO;
     }
-    *ret_minor = spoken;
+    *ret_minor = (uint16_t)spoken;
     return 0;
 }
 

@@ -36,7 +36,7 @@ static int say_hello(struct locks *l, const struct locks_options *o) {
 }
 
 static int read_welcome(struct locks *l) {
-    struct lk_welcome welcome;
+    struct lk_welcome welcome = {0};
     int fds[LK_WELCOME_FDS];
     int r = lk_client_answer(l->socket, LK_MSG_WELCOME, &welcome.head, sizeof(welcome), fds,
                              LK_WELCOME_FDS, l->error, sizeof(l->error));

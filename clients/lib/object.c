@@ -12,7 +12,7 @@ static int run(struct locks *l, uint16_t op, const struct lk_object_desc *object
     struct lk_refusal refusal;
     struct lk_cqe cqe;
     void *desc;
-    uint32_t flight;
+    uint32_t flight = 0;
     if (lk_object_invalid(op, object, sizeof(*object), &l->bounds, &refusal))
         return lk_client_refused(l, op, &refusal);
     int r = lk_client_reserve(l, op, sizeof(*object), 0, true, &desc, &flight);
@@ -97,7 +97,7 @@ int locks_tables(struct locks *locks, locks_handle lease, uint32_t set,
                  const struct locks_table *tables, uint32_t count) {
     struct lk_tables_desc *desc;
     struct lk_cqe cqe;
-    uint32_t flight;
+    uint32_t flight = 0;
     if (count > LK_ROWS_MAX)
         return lk_client_refused(
             locks, LK_OP_TABLES,

@@ -134,14 +134,14 @@ static int submit(struct locks *l, uint16_t op, const struct locks_step *step,
 
 int locks_submit(struct locks *locks, uint16_t op, const struct locks_step *step,
                  const struct locks_row *rows, uint32_t count, uint64_t user_data) {
-    uint32_t flight;
+    uint32_t flight = 0;
     return submit(locks, op, step, rows, count, user_data, false, &flight);
 }
 
 static int run(struct locks *l, uint16_t op, const struct locks_step *step,
                const struct locks_row *rows, uint32_t count) {
     struct lk_cqe cqe;
-    uint32_t flight;
+    uint32_t flight = 0;
     int r = submit(l, op, step, rows, count, 0, true, &flight);
     return r ? r : lk_client_complete(l, flight, &cqe);
 }

@@ -50,7 +50,7 @@ void lk_client_publish(struct locks *locks) {
 
 int locks_submit_barrier(struct locks *locks, uint64_t user_data) {
     void *desc;
-    uint32_t flight;
+    uint32_t flight = 0;
     int r = lk_client_reserve(locks, LK_OP_BARRIER, 0, user_data, false, &desc, &flight);
     if (!r)
         lk_client_publish(locks);

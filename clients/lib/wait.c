@@ -110,7 +110,7 @@ static void keep(struct locks *l, uint32_t flight) {
 }
 
 int lk_client_land(struct locks *locks) {
-    uint32_t flight;
+    uint32_t flight = 0;
     int r = arrive(locks, FOREVER, &flight);
     if (!r)
         keep(locks, flight);
@@ -131,7 +131,7 @@ static int status(struct locks *l, const struct lk_cqe *cqe) {
 
 int lk_client_complete(struct locks *locks, uint32_t flight, struct lk_cqe *ret) {
     for (;;) {
-        uint32_t arrived;
+        uint32_t arrived = 0;
         int r = arrive(locks, FOREVER, &arrived);
         if (r)
             return r;
@@ -169,7 +169,7 @@ static bool hand_out_kept(struct locks *l, struct locks_completion *ret) {
 }
 
 int locks_wait(struct locks *locks, int timeout_ms, struct locks_completion *ret) {
-    uint32_t flight;
+    uint32_t flight = 0;
     if (hand_out_kept(locks, ret))
         return 0;
     if (!lk_ring_client_in_flight(&locks->ring))

@@ -248,10 +248,10 @@ static void start(void) {
     fake.major = LK_ABI_MAJOR;
     fake.memory.bell = -1;
     pthread_mutex_init(&fake.lock, NULL);
-    strcpy(fake.folder, "/tmp/liblocks-test-XXXXXX");
+    snprintf(fake.folder, sizeof(fake.folder), "/tmp/liblocks-test-XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(fake.folder));
     snprintf(fake.path, sizeof(fake.path), "%s/socket", fake.folder);
-    strcpy(address.sun_path, fake.path);
+    memcpy(address.sun_path, fake.path, strlen(fake.path));
     fake.listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     ck_assert_int_eq(bind(fake.listener, (struct sockaddr *)&address, sizeof(address)), 0);
     ck_assert_int_eq(listen(fake.listener, 4), 0);

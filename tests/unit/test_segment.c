@@ -178,7 +178,7 @@ START_TEST(failing_half_way_leaves_nothing) {
     close(lowest);
     for (int more = 0; more < 8; more++) {
         tight = limit;
-        tight.rlim_cur = (rlim_t)(lowest + more);
+        tight.rlim_cur = (rlim_t)lowest + (rlim_t)more;
         ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0);
         int r = lk_channel_memory_create(8, 4096, 1, 0, &m, why, sizeof(why));
         ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
