@@ -411,7 +411,7 @@ START_TEST(random_descriptors) {
     char text[LK_REASON_BYTES];
     for (int n = 0; n < 200000; n++) {
         uint32_t rows = (uint32_t)(draw() % 3), bytes = 64 + 96 * rows;
-        uint64_t *words = malloc(bytes); /* exact size: ASan sees a byte too many */
+        uint64_t *words = calloc(1, bytes); /* exact size: ASan sees a byte too many */
         for (uint32_t i = 0; i < bytes / 8; i++)
             words[i] = draw_field();
         struct lk_step_desc *s = (struct lk_step_desc *)words;
