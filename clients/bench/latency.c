@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * latency.c - what the way through the daemon costs: an empty step, spinning, beside a bare exchange
- * of the same cache lines; and what a daemon costs that has nothing to do.
+ * latency.c - what the way through the daemon costs: an empty step, spinning, beside a bare
+ * exchange of the same cache lines; and what a daemon costs that has nothing to do.
  */
 #include "bench.h"
 

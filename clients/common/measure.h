@@ -10,7 +10,7 @@
 
 uint64_t lk_clock_ns(void); /* CLOCK_MONOTONIC */
 
-/* The value that a share of `percent` does not exceed (nearest rank); sorts the values. 0 of none. */
+/* The value that `percent` of them do not exceed (nearest rank); sorts the values. 0 of none. */
 double lk_percentile(double *values, size_t count, double percent);
 
 #define LK_WORD_BYTES 32

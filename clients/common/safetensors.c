@@ -241,30 +241,38 @@ static int read_header(struct lk_safetensors *f, char *why, size_t why_bytes) {
     return read_entries(f, text + length, f->bytes - LENGTH_BYTES - length, why, why_bytes);
 }
 
-static int map_file(struct lk_safetensors *f, char *why, size_t why_bytes) {
+/* -> the mapping, whose header length is there, or NULL with -errno in *ret_error. */
+static uint8_t *map_file(struct lk_safetensors *f, int *ret_error, char *why, size_t why_bytes) {
     struct stat status;
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC), rc = 0;
+    int fd = open(f->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &status)) {
-        rc = refuse(-errno, why, why_bytes, "%s: cannot be opened: %s", f->path, strerror(errno));
-    } else if (!S_ISREG(status.st_mode)) {
-        rc = refuse(-EINVAL, why, why_bytes, "%s: not a regular file", f->path);
-    } else if (status.st_size < LENGTH_BYTES) {
-        rc = refuse(-EINVAL, why, why_bytes,
-                    "%s: no safetensors file: it has %lld bytes, its header length alone takes %d",
-                    f->path, (long long)status.st_size, LENGTH_BYTES);
-    } else {
-        void *map = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (map == MAP_FAILED) {
-            rc = refuse(-errno, why, why_bytes, "%s: cannot be mapped: %s", f->path,
-                        strerror(errno));
-        } else {
-            f->map = map;
-            f->bytes = (uint64_t)status.st_size;
-        }
+        snprintf(why, why_bytes, "%s: cannot be opened: %s", f->path, strerror(errno));
+        goto fail;
     }
+    errno = EINVAL;
+    if (!S_ISREG(status.st_mode)) {
+        snprintf(why, why_bytes, "%s: not a regular file", f->path);
+        goto fail;
+    }
+    if (status.st_size < LENGTH_BYTES) {
+        snprintf(why, why_bytes,
+                 "%s: no safetensors file: it has %lld bytes, its header length alone takes %d",
+                 f->path, (long long)status.st_size, LENGTH_BYTES);
+        goto fail;
+    }
+    void *map = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (map == MAP_FAILED) {
+        snprintf(why, why_bytes, "%s: cannot be mapped: %s", f->path, strerror(errno));
+        goto fail;
+    }
+    f->bytes = (uint64_t)status.st_size;
+    close(fd);
+    return map;
+fail:
+    *ret_error = -errno;
     if (fd >= 0)
         close(fd);
-    return rc;
+    return NULL;
 }
 
 int lk_safetensors_open(const char *path, struct lk_safetensors **ret, char *why,
@@ -277,8 +285,8 @@ int lk_safetensors_open(const char *path, struct lk_safetensors **ret, char *why
         refuse(rc, why, why_bytes, "%s: no memory to read it", path);
         goto fail;
     }
-    rc = map_file(f, why, why_bytes);
-    if (!rc)
+    f->map = map_file(f, &rc, why, why_bytes);
+    if (f->map)
         rc = read_header(f, why, why_bytes);
     if (rc)
         goto fail;
@@ -324,7 +332,7 @@ size_t lk_safetensors_count(const struct lk_safetensors *file) {
 /* The header as text padded with blanks to a multiple of 8, so that data are aligned. */
 static char *header_text(const struct lk_tensor *tensors, size_t count, size_t *ret_bytes) {
     json_t *header = json_object();
-    uint64_t at = 0;
+    json_int_t begin = 0;
     for (size_t i = 0; i < count; i++) {
         const struct lk_tensor *t = &tensors[i];
         json_t *shape = json_array();
@@ -332,9 +340,9 @@ static char *header_text(const struct lk_tensor *tensors, size_t count, size_t *
             json_array_append_new(shape, json_integer((json_int_t)t->shape[k]));
         json_object_set_new(header, t->name,
                             json_pack("{s:s, s:o, s:[I, I]}", "dtype", lk_tensor_type_name(t->type),
-                                      "shape", shape, "data_offsets", (json_int_t)at,
-                                      (json_int_t)(at + t->bytes)));
-        at += t->bytes;
+                                      "shape", shape, "data_offsets", begin,
+                                      begin + (json_int_t)t->bytes));
+        begin += (json_int_t)t->bytes;
     }
     char *text = json_dumps(header, JSON_COMPACT);
     bool complete = json_object_size(header) == count;

@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,13 +59,8 @@ void replay_options_help(void) {
         "73 the output. Manual: locks-replay(1).\n");
 }
 
-__attribute__((format(printf, 2, 3))) static int usage(char *why, const char *format, ...) {
-    va_list list;
-    va_start(list, format);
-    vsnprintf(why, REPLAY_WHY_BYTES, format, list);
-    va_end(list);
-    return EX_USAGE;
-}
+/* Leaves a sentence, -> EX_USAGE. */
+#define usage(why, ...) (snprintf(why, REPLAY_WHY_BYTES, __VA_ARGS__), EX_USAGE)
 
 /* ---- values ---- */
 

@@ -3,7 +3,7 @@
  * out.c - what a run returned, as tensors:
  *
  *   layers.L.out      [steps, q_heads, d]     F32
- *   layers.L.pages    [steps, kv_heads, N]    I32   kept and sampled, ascending, -1 up to the longest
+ *   layers.L.pages    [steps, kv_heads, N]    I32   kept and sampled, ascending, padded by -1
  *   layers.L.weights  [steps, kv_heads, N]    F32   1 for kept
  *   layers.L.mass     [steps, kv_heads]       F32   captured mass as reported
  */
@@ -23,7 +23,7 @@ struct layer_out {
 };
 
 static uint32_t longest(const struct replay_trace *t, const struct replay_result *result) {
-    uint32_t most = 0;
+    uint32_t most = 1; /* a row has a page */
     for (uint64_t i = 0; i < t->steps * t->kv_heads; i++) {
         uint32_t count = result->heads[i].kept + result->heads[i].sampled;
         most = count > most ? count : most;

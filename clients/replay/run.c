@@ -207,7 +207,7 @@ static int decode_all(struct player *p, locks_handle sequence, const char *label
     lk_progress_begin(&progress, label, t->steps * t->layer_count);
     p->row.sequence = sequence;
     for (uint64_t i = 0; i < t->steps && !rc; i++)
-        for (uint32_t layer = 0; layer < t->layer_count && !rc; layer++) {
+        for (uint32_t layer = 0; layer < run->layer_count && !rc; layer++) {
             rc = decode(p, layer, i, run);
             lk_progress_at(&progress, i * t->layer_count + layer + 1);
         }

@@ -9,21 +9,16 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sysexits.h>
 
-__attribute__((format(printf, 3, 4))) static int bad(const struct replay_trace *trace, char *why,
-                                                     const char *format, ...) {
-    int at = snprintf(why, REPLAY_WHY_BYTES, "%s: ", lk_safetensors_path(trace->file));
-    va_list list;
-    va_start(list, format);
-    vsnprintf(why + at, REPLAY_WHY_BYTES - (size_t)at, format, list);
-    va_end(list);
-    return EX_DATAERR;
-}
+/* Leaves a sentence that names the file, -> EX_DATAERR. */
+#define bad(trace, why, format, ...)                                                               \
+    (snprintf(why, REPLAY_WHY_BYTES, "%s: " format, lk_safetensors_path((trace)->file),            \
+              ##__VA_ARGS__),                                                                      \
+     EX_DATAERR)
 
 /* ---- which layers there are ---- */
 
