@@ -12,9 +12,9 @@
  *                                                     ^                       |
  *                                                     +---- still above 0 ----+ DONE, queued -= 1
  *
- * Marks are a count: each batch passes two, in order, so mark i belongs to the i/2-th batch launched.
- * Pair: M1 marks added to, then `sleeping` loaded (worker) against M2 `sleeping` stored, then marks loaded
- * (caller), in one total order: one of the two sees the other.
+ * Marks are a count: each batch passes two, in order, so mark i belongs to the i/2-th batch
+ * launched. Pair: M1 marks added to, then `sleeping` loaded (worker) against M2 `sleeping` stored,
+ * then marks loaded (caller), in one total order: one of the two sees the other.
  *
  * Invariants: a batch is not touched after its DONE; phase_ns is complete at FENCED but for
  * LK_PHASE_BUILD, which is written just before DONE.
@@ -330,7 +330,7 @@ int lk_engine_pool_open(struct lk_engine *engine, const struct lk_geometry *geom
     struct lk_pool_view view = {.geometry = *geometry, .pages = pages};
 
     if (engine->pools == POOLS_MAX || pages == 0 || pages % LK_QUAD_PAGES) {
-        snprintf(why, why_bytes, "pool %u (at most %u) of %llu pages (a multiple of %u)",
+        snprintf(why, why_bytes, "pool %u (at most %d) of %llu pages (a multiple of %d)",
                  engine->pools + 1, POOLS_MAX, (unsigned long long)pages, LK_QUAD_PAGES);
         return -EINVAL;
     }

@@ -40,8 +40,8 @@ const char *lk_engine_describe(const struct lk_engine *engine); /* "cpu avx512, 
 
 /* A pool's memory: one memfd (kv, coarse, fine, super in this order, each part page aligned),
  * populated, on huge pages where the kernel lends them. ret_fd stays the engine's; valid until
- * lk_engine_close(). bytes of `pages` pages: lk_engine_pool_bytes() (engine may be NULL before there
- * is one). -ENOMEM with the sizes in why.
+ * lk_engine_close(). bytes of `pages` pages: lk_engine_pool_bytes() (engine may be NULL before
+ * there is one). -ENOMEM with the sizes in why.
  */
 uint64_t lk_engine_pool_bytes(const struct lk_engine *engine, const struct lk_geometry *geometry,
                               uint64_t pages);
@@ -79,8 +79,8 @@ struct lk_batch {
     uint32_t build_after_count;
     void *owner; /* the daemon's */
     /* Written by the engine. */
-    uint32_t bucket; /* rows bucket it ran as: 1, 2, 4 .. 256 */
-    uint64_t phase_ns[LK_PHASES];
+    uint32_t bucket;              /* rows bucket it ran as: 1, 2, 4 .. 256 */
+    uint64_t phase_ns[LK_PHASES]; /* complete at FENCED, but for BUILD: at DONE */
 };
 
 /* -EAGAIN: two are in flight. */

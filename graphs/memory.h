@@ -2,11 +2,11 @@
 /*
  * memory.h - memory taken once: populated, aligned for huge pages, given back whole.
  *
- * Idea: the address is aligned to 2 MiB and the kernel is asked for huge pages before the first touch; every
- * page is touched before the call returns, so nothing faults later and a shortage shows here, as an error,
- * not as a signal in the middle of a step. What is asked for is first compared with what the system says it
- * has, because a populated mapping that exceeds it would be ended, not refused.
- * Any thread. Does not lock memory nor bind it to a node.
+ * Idea: the address is aligned to 2 MiB and the kernel is asked for huge pages before the first
+ * touch; every page is touched before the call returns, so nothing faults later and a shortage
+ * shows here, as an error, not as a signal in the middle of a step. What is asked for is first
+ * compared with what the system says it has, because a populated mapping that exceeds it would be
+ * ended, not refused. Any thread. Does not lock memory nor bind it to a node.
  */
 #ifndef LK_MEMORY_H
 #define LK_MEMORY_H

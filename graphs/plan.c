@@ -85,9 +85,9 @@ static void build_after(const struct lk_batch *batch, uint32_t item, uint32_t he
 }
 
 #define ITEMS(of, items_, pool_, run_)                                                             \
-    { .phase = of, .items = items_, .pool = pool_, .run_item = run_ }
+    { .phase = (of), .items = (items_), .pool = (pool_), .run_item = (run_) }
 #define ROWS(of, name)                                                                             \
-    { .phase = of, .tasks = lk_cpu_##name##_tasks, .run_row = lk_cpu_##name##_task }
+    { .phase = (of), .tasks = lk_cpu_##name##_tasks, .run_row = lk_cpu_##name##_task }
 
 static const struct stage stages[] = {
     ITEMS(LK_PHASE_COPY, copies, copy_pool, copy),

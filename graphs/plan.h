@@ -2,12 +2,14 @@
 /*
  * plan.h - the pipeline as a value: what a batch of a rows bucket runs, prepared ahead of time.
  *
- * Idea: the stages and their order never change; what a stage does with a row it reads from the row. A
- * plan is that list and the buffers a replay fills: for a stage over rows, where each row's tasks begin.
- * A task's number names (row, its task) or (item, KV head). A stage without tasks is passed over.
+ * Idea: the stages and their order never change; what a stage does with a row it reads from the
+ * row. A plan is that list and the buffers a replay fills: for a stage over rows, where each row's
+ * tasks begin. A task's number names (row, its task) or (item, KV head). A stage without tasks is
+ * passed over.
  *
- * Invariants: the number and the meaning of a row's tasks depend on that row alone (kernels/cpu/cpu.h).
- * One plan is replayed at a time by whoever advances the batch; its tasks only read it.
+ * Invariants: the number and the meaning of a row's tasks depend on that row alone
+ * (kernels/cpu/cpu.h). One plan is replayed at a time by whoever advances the batch; its tasks only
+ * read it.
  */
 #ifndef LK_PLAN_H
 #define LK_PLAN_H
@@ -26,7 +28,8 @@ struct lk_plan {
 int lk_plan_open(struct lk_plan *plan, uint32_t bucket);
 void lk_plan_close(struct lk_plan *plan);
 
-/* Stages are numbered 0..lk_plan_stages()-1 in their order; results stand before lk_plan_fence(). */
+/* Stages are numbered 0..lk_plan_stages()-1 in their order; results stand before lk_plan_fence().
+ * */
 uint32_t lk_plan_stages(void);
 uint32_t lk_plan_fence(void);
 enum lk_phase lk_plan_phase(uint32_t stage);

@@ -4,14 +4,14 @@
  *
  * Problem: a decode step is a dozen stages of tens of microseconds; starting a stage must cost a
  * cache line, and idle workers must cost nothing. Idea: a stage is published in one 64-bit ticket,
- * epoch in the upper half and next task in the lower; a worker takes a task by adding one to it. Who
- * finishes a stage's last task is alone then, and is asked what comes next (`done`), so there is no
- * coordinator to hand over to. A worker that finds no task spins for a set time, then sleeps on a
- * futex; publishing wakes as many sleepers as there are tasks that nobody awake could take.
+ * epoch in the upper half and next task in the lower; a worker takes a task by adding one to it.
+ * Who finishes a stage's last task is alone then, and is asked what comes next (`done`), so there
+ * is no coordinator to hand over to. A worker that finds no task spins for a set time, then sleeps
+ * on a futex; publishing wakes as many sleepers as there are tasks that nobody awake could take.
  *
- * Invariants: at most one stage is open; what a task wrote is seen by `done` and by every task of later
- * stages; `run` and `done` are called on workers only. Publishing is done by `done`, or by any thread while
- * no stage is open and no `done` runs.
+ * Invariants: at most one stage is open; what a task wrote is seen by `done` and by every task of
+ * later stages; `run` and `done` are called on workers only. Publishing is done by `done`, or by
+ * any thread while no stage is open and no `done` runs.
  */
 #ifndef LK_WORKERS_H
 #define LK_WORKERS_H

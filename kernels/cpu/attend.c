@@ -3,12 +3,12 @@
  * attend.c - walks pages and merges what splits saw; the arithmetic is the path's.
  *
  * Idea: a tile's queries are loaded once as floats, then every page of every head of the tile is
- * taken through dot, soften and gather for four queries at a time. On the diagonal of a row of several
- * tokens, a query gets a block of its own, cut where its sight ends: a later token's key or value is
- * not read at all, so what it holds cannot spoil an earlier one.
+ * taken through dot, soften and gather for four queries at a time. On the diagonal of a row of
+ * several tokens, a query gets a block of its own, cut where its sight ends: a later token's key or
+ * value is not read at all, so what it holds cannot spoil an earlier one.
  *
- * Measured: walking one head's pages (8 KiB of every 64) a core reads 16 GB/s with or without asking ahead,
- * its miss buffers being the limit; walking all heads of a page in order, 27 to 33.
+ * Measured: walking one head's pages (8 KiB of every 64) a core reads 16 GB/s with or without
+ * asking ahead, its miss buffers being the limit; walking all heads of a page in order, 27 to 33.
  * Invariants: as attend.h. Any thread.
  */
 #include <math.h>
@@ -168,6 +168,11 @@ void lk_attend(const struct lk_row *row, const struct lk_tile *tile, const struc
         walk.vector->restore(walk.dtype, walk.head_dim, values + (size_t)i * walk.head_dim);
 }
 
+/* Of a total in base 2; 0 is -inf, no number stays one. */
+static float natural(float top, float mass) {
+    return mass == 0 ? -INFINITY : LN2 * (top + log2f(mass));
+}
+
 void lk_attend_score(const struct lk_row *row, uint32_t head, uint64_t page, float *scores,
                      uint64_t stride) {
     _Alignas(64) float logits[LK_CHUNK_QUERIES * LK_LOGITS_STRIDE];
@@ -189,7 +194,7 @@ void lk_attend_score(const struct lk_row *row, uint32_t head, uint64_t page, flo
                                      walk.head_dim, logits);
         walk.vector->soften(&block, count, logits, peak, mass, decay);
         for (uint32_t x = 0; x < count; x++)
-            scores[(i + x) * stride] = LN2 * (peak[x] + log2f(mass[x]));
+            scores[(i + x) * stride] = natural(peak[x], mass[x]);
     }
 }
 
@@ -206,7 +211,7 @@ float lk_attend_lse(const struct lk_partial *partial, uint32_t count, uint32_t s
 
     for (size_t i = 0; i < count; i++)
         mass += exp2f(partial[i * stride].peak - top) * partial[i * stride].mass;
-    return LN2 * (top + log2f(mass));
+    return natural(top, mass);
 }
 
 float lk_attend_merge(const struct lk_partial *partial, const float *values, uint32_t count,
@@ -223,5 +228,5 @@ float lk_attend_merge(const struct lk_partial *partial, const float *values, uin
     for (uint32_t x = 0; x < head_dim; x++)
         sum[x] = mass == 0 ? 0 : sum[x] / mass;
     memcpy(ret_out, sum, head_dim * sizeof *sum);
-    return LN2 * (top + log2f(mass));
+    return natural(top, mass);
 }

@@ -2,14 +2,15 @@
 /*
  * attend.h - exact attention of a few queries over pages, and the vector loops beneath it.
  *
- * Problem: keys and values are read once, at the speed of memory, and serve every query. Idea: a tile is
- * up to 64 queries: of some tokens and some KV heads. It walks its pages in order and within a page its
- * heads, as they lie in memory, so that a machine's own prefetcher sees one stream; for four queries
- * at a time a page of a head is three loops: `dot` (logits), `soften` (running softmax) and `gather`
- * (weights times values). Each converts a key or value once for the four.
+ * Problem: keys and values are read once, at the speed of memory, and serve every query. Idea: a
+ * tile is up to 64 queries: of some tokens and some KV heads. It walks its pages in order and
+ * within a page its heads, as they lie in memory, so that a machine's own prefetcher sees one
+ * stream; for four queries at a time a page of a head is three loops: `dot` (logits), `soften`
+ * (running softmax) and `gather` (weights times values). Each converts a key or value once for the
+ * four.
  *
- * Logits are held in base 2: a query is scaled by sm_scale * log2(e) when it is loaded, and a page's
- * weight enters as log2(weight) added to its logits. Results are natural.
+ * Logits are held in base 2: a query is scaled by sm_scale * log2(e) when it is loaded, and a
+ * page's weight enters as log2(weight) added to its logits. Results are natural.
  *
  * Invariants
  *   - Tokens beyond a page's count are never read, whatever they hold.
@@ -35,10 +36,10 @@ struct lk_block {               /* a page of one KV head, as far as it is seen *
 };
 
 /*
- * The loops of one path. head_dim is a multiple of 16. Arrays by dtype are indexed by enum lk_element.
- * Queries and accumulators lie in an order of the path's and the dtype's own: from bf16, each run of two
- * vectors is split into its even and then its odd elements, so that a 32-bit load of two bf16 becomes two
- * floats by a shift and a mask.
+ * The loops of one path. head_dim is a multiple of 16. Arrays by dtype are indexed by enum
+ * lk_element. Queries and accumulators lie in an order of the path's and the dtype's own: from
+ * bf16, each run of two vectors is split into its even and then its odd elements, so that a 32-bit
+ * load of two bf16 becomes two floats by a shift and a mask.
  */
 struct lk_vector {
     /* A vector of head_dim elements, scaled, into the path's order; accumulators back from it. */
@@ -47,8 +48,8 @@ struct lk_vector {
     /* logits[i * LK_LOGITS_STRIDE + t] = q_i . key_t */
     void (*dot[4])(const struct lk_block *block, const float *q, uint32_t queries,
                    uint32_t head_dim, float *logits);
-    /* Logits to weights 2^(logit - peak), in place; peak and mass brought up to date; decay: what the
-     * accumulators so far must be multiplied by. These three have room for LK_CHUNK_QUERIES. */
+    /* Logits to weights 2^(logit - peak), in place; peak and mass brought up to date; decay: what
+     * the accumulators so far must be multiplied by. These three have room for LK_CHUNK_QUERIES. */
     void (*soften)(const struct lk_block *block, uint32_t queries, float *logits, float *peak,
                    float *mass, float *decay);
     /* acc[i][:] = decay_i * acc[i][:] + sum over t of weights_i,t * value_t */
@@ -69,7 +70,8 @@ struct lk_vector {
     uint64_t (*fractions)(const float *x, uint64_t count);
     /* ret[w] = the largest of x[w], x[w + width], ..; width a multiple of 16, at most count. */
     void (*columns)(const float *x, uint64_t count, uint32_t width, float *ret);
-    /* Those of x at or above bound, in order, to `to` -> how many; UINT64_MAX: more than room - 16. */
+    /* Those of x at or above bound, in order, to `to` -> how many; UINT64_MAX: more than room - 16.
+     * */
     uint64_t (*pick)(const float *x, uint64_t count, float bound, float *to, uint64_t room);
     /* Indices, ascending, of x above cut and of the first `ties` equal to it -> how many. */
     uint64_t (*emit)(const float *x, uint64_t count, float cut, uint64_t ties, uint32_t *ret);
@@ -97,18 +99,19 @@ struct lk_tile {            /* heads * tokens * group <= LK_TILE_QUERIES */
 };
 
 /*
- * A tile's queries over a span; each sees only tokens up to its own position. A span with a list is for
- * rows of one token. partial [heads][tokens][group], values [heads][tokens][group][head_dim].
+ * A tile's queries over a span; each sees only tokens up to its own position. A span with a list is
+ * for rows of one token. partial [heads][tokens][group], values [heads][tokens][group][head_dim].
  */
 void lk_attend(const struct lk_row *row, const struct lk_tile *tile, const struct lk_span *span,
                struct lk_partial *partial, float *values);
 
-/* scores[g * stride] = exact ln mass of page `page` of the row for the group's queries of token 0. */
+/* scores[g * stride] = exact ln mass of page `page` of the row for the group's queries of token 0.
+ * */
 void lk_attend_score(const struct lk_row *row, uint32_t head, uint64_t page, float *scores,
                      uint64_t stride);
 
-/* Merge `count` states of one query, `stride` states apart, in order -> its output, and the log mass.
- * No state, or all empty: 0 and -inf. */
+/* Merge `count` states of one query, `stride` states apart, in order -> its output, and the log
+ * mass. No state, or all empty: 0 and -inf. */
 float lk_attend_merge(const struct lk_partial *partial, const float *values, uint32_t count,
                       uint32_t stride, uint32_t head_dim, float *ret_out);
 /* The log mass alone. */

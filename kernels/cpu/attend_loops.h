@@ -4,15 +4,16 @@
  *
  * The including file defines LK_VECTOR, the name of the path's table, and nothing else.
  *
- * Idea: a register tile. `dot` holds LANES sums, of four queries and LANES / 4 tokens: every vector of keys
- * is converted once and meets four queries, every vector of a query meets LANES / 4 tokens; at the end a
- * tree of additions turns LANES vectors into one vector of LANES products. `gather` holds four
- * queries and a piece of the head dimension in registers over all tokens of the page, so that an accumulator
- * is loaded and stored once a page. With AVX-512 both tiles are 16 of 32 registers.
+ * Idea: a register tile. `dot` holds LANES sums, of four queries and LANES / 4 tokens: every vector
+ * of keys is converted once and meets four queries, every vector of a query meets LANES / 4 tokens;
+ * at the end a tree of additions turns LANES vectors into one vector of LANES products. `gather`
+ * holds four queries and a piece of the head dimension in registers over all tokens of the page, so
+ * that an accumulator is loaded and stored once a page. With AVX-512 both tiles are 16 of 32
+ * registers.
  *
- * Measured (d 128, bf16, four queries, one Zen 4 core): a token takes 64 products of 512 bits and some 30
- * other instructions. Lines of what is read next are asked for one by one beside the loads of this: a page's
- * values while its keys are read, then the next keys.
+ * Measured (d 128, bf16, four queries, one Zen 4 core): a token takes 64 products of 512 bits and
+ * some 30 other instructions. Lines of what is read next are asked for one by one beside the loads
+ * of this: a page's values while its keys are read, then the next keys.
  *
  * Order of sums: over pairs of vectors within a token, over tokens in order; lanes are added last.
  */
@@ -72,7 +73,7 @@ LK_INLINE lanes mix(lanes a, lanes b, int distance) {
                                           : 0xff00;
     return (lanes)_mm512_mask_blend_ps(set, (__m512)a, (__m512)b);
 #else
-    ilanes set;
+    ilanes set = {0};
     for (int i = 0; i < LANES; i++)
         set[i] = i & distance ? -1 : 0;
     return (lanes)(((ilanes)a & ~set) | ((ilanes)b & set));
@@ -272,7 +273,8 @@ static void restore(uint32_t dtype, uint32_t head_dim, float *values) {
 
 /* ---- exponentials ---- */
 
-/* 2^x for x <= 0: relative error 1e-7, 0 below -126, NaN of NaN. The polynomial is 2^f's on [-.5, .5]. */
+/* 2^x for x <= 0: relative error 1e-7, 0 below -126, NaN of NaN. The polynomial is 2^f's on [-.5,
+ * .5]. */
 LK_INLINE lanes exp2_lanes(lanes x) {
     ilanes gone = x < lanes_set(-126.f);
     lanes bound = lanes_max(lanes_set(-126.f), x); /* a NaN stays */
@@ -521,7 +523,8 @@ static uint64_t emit(const float *x, uint64_t count, float cut, uint64_t ties, u
     return (uint64_t)(to - ret);
 }
 
-/* floor(2^32 x) in two halves of 16 bits, each exact: x has 24 bits, products are by powers of two. */
+/* floor(2^32 x) in two halves of 16 bits, each exact: x has 24 bits, products are by powers of two.
+ * */
 static uint64_t fractions(const float *x, uint64_t count) {
     ilanes high = {0}, low = {0};
     uint64_t total = 0;

@@ -10,15 +10,15 @@
  *   scan                            a KV head and SCAN_UNITS pages or superpages
  *   rescan                          a KV head and RESCAN_PAGES listed pages
  *   attend                          a tile of tokens and KV heads, and a span of pages. A sparse
- *                                   row's tile is one head; its kept and sampled pages lie in spans of
- *                                   their own, so that the mass of the kept is known by itself
+ *                                   row's tile is one head; its kept and sampled pages lie in spans
+ *                                   of their own, so that the mass of the kept is known by itself
  *
  * A tree whose superpages would all be expanded, and a nested scan whose pages would all be scored
  * again, is a full scan: the last scores are the same, the first pass is saved.
  *
  * Logical bytes of a row: score - records read in every pass, and the newest page's keys; select -
- * scores read, 4 bytes a query head and page (or superpage), in prune and in select; attend - keys and
- * values of the tokens attended, once a row.
+ * scores read, 4 bytes a query head and page (or superpage), in prune and in select; attend - keys
+ * and values of the tokens attended, once a row.
  *
  * Invariants: see kernels.h; a stage reads what earlier stages wrote, its own tasks share nothing.
  * Any thread. Does not order stages.
@@ -29,7 +29,7 @@
 #include "attend.h"
 #include "select.h"
 
-#define SCAN_UNITS    512 /* 400 KB of summaries at d 128: some 15 us, far above the cost of a task */
+#define SCAN_UNITS    512 /* 400 KB of summaries at d 128: far above the cost of a task */
 #define RESCAN_PAGES  256
 #define SPARSE_TOKENS 512  /* of a span of kept or sampled pages */
 #define DENSE_TOKENS  1024 /* of a span of an exact row */
@@ -69,6 +69,10 @@ static uint64_t most(uint64_t a, uint64_t b) {
 static uint64_t quotient_up(uint64_t a, uint64_t b) {
     return (a + b - 1) / b;
 }
+/* How many parts of `size` it takes; at least 1. */
+static uint32_t parts(uint64_t whole, uint64_t size) {
+    return (uint32_t)most(quotient_up(whole, size), 1);
+}
 
 static void plan_scan(const struct lk_row *row, struct plan *p) {
     uint64_t N = row->budget_pages, quads = p->complete / LK_QUAD_PAGES;
@@ -96,20 +100,21 @@ static void plan_spans(const struct lk_row *row, struct plan *p) {
     if (p->sparse) {
         p->tile_tokens = p->tile_heads = 1;
         p->span_pages =
-            most(SPARSE_TOKENS / g->page_tokens, quotient_up(most(p->keep, p->sample), SPANS_MAX));
+            most(SPARSE_TOKENS / g->page_tokens, parts(most(p->keep, p->sample), SPANS_MAX));
         p->kept_spans = (uint32_t)quotient_up(p->keep, p->span_pages);
         p->spans = p->kept_spans + (uint32_t)quotient_up(p->sample, p->span_pages);
     } else {
-        p->tile_tokens = (uint32_t)least(LK_TILE_QUERIES / g->group, row->tokens);
-        p->tile_heads = (uint32_t)least(LK_TILE_QUERIES / (g->group * p->tile_tokens), g->kv_heads);
-        uint64_t tiles = quotient_up(row->tokens, p->tile_tokens);
-        uint64_t spans = row->tokens == 1 ? SPANS_MAX : most(TILE_SPANS / tiles, 1);
-        p->span_pages = most(DENSE_TOKENS / g->page_tokens, quotient_up(p->pages, spans));
+        uint64_t queries = LK_TILE_QUERIES / g->group;
+        p->tile_tokens = (uint32_t)most(least(queries, row->tokens), 1);
+        p->tile_heads = (uint32_t)most(least(queries / p->tile_tokens, g->kv_heads), 1);
+        uint64_t spans = most(TILE_SPANS / parts(row->tokens, p->tile_tokens), 1);
+        spans = row->tokens == 1 ? SPANS_MAX : spans;
+        p->span_pages = most(DENSE_TOKENS / g->page_tokens, parts(p->pages, spans));
         p->kept_spans = p->spans = (uint32_t)quotient_up(p->pages, p->span_pages);
         p->direct = p->spans == 1;
     }
-    p->tiles = (uint32_t)quotient_up(row->tokens, p->tile_tokens);
-    p->head_tiles = (uint32_t)quotient_up(g->kv_heads, p->tile_heads);
+    p->tiles = parts(row->tokens, p->tile_tokens);
+    p->head_tiles = parts(g->kv_heads, p->tile_heads);
     p->tile_queries = p->tile_tokens * p->tile_heads * g->group;
 }
 
@@ -176,25 +181,30 @@ struct view { /* one KV head's part of the workspace */
     uint32_t *list, *kept, *sampled;
 };
 
+static void *place(const struct lk_row *row, size_t at) {
+    return row->workspace + at;
+}
+
 static struct view view_of(const struct lk_row *row, const struct plan *p, uint32_t head) {
-    uint8_t *at = row->workspace + p->head + head * p->head_bytes;
+    size_t at = p->head + head * p->head_bytes;
 
     return (struct view){
-        .query = (struct lk_query *)(row->workspace + head * p->query_bytes),
-        .head = (struct head *)at,
-        .scores = (float *)(at + p->at_scores),
-        .mixed = (float *)(at + p->at_mixed),
-        .share = (float *)(at + p->at_share),
-        .scratch = (float *)(at + p->at_scratch),
-        .weight = (float *)(at + p->at_weight),
-        .sums = (uint64_t *)(at + p->at_sums),
-        .list = (uint32_t *)(at + p->at_list),
-        .kept = (uint32_t *)(at + p->at_kept),
-        .sampled = (uint32_t *)(at + p->at_sampled),
+        .query = place(row, head * p->query_bytes),
+        .head = place(row, at),
+        .scores = place(row, at + p->at_scores),
+        .mixed = place(row, at + p->at_mixed),
+        .share = place(row, at + p->at_share),
+        .scratch = place(row, at + p->at_scratch),
+        .weight = place(row, at + p->at_weight),
+        .sums = place(row, at + p->at_sums),
+        .list = place(row, at + p->at_list),
+        .kept = place(row, at + p->at_kept),
+        .sampled = place(row, at + p->at_sampled),
     };
 }
 
-/* A query's place in its tile, and its state after the tile's first span; the next is tile_queries on. */
+/* A query's place in its tile, and its state after the tile's first span; the next is tile_queries
+ * on. */
 static uint64_t state_of(const struct lk_row *row, const struct plan *p, uint32_t head,
                          uint32_t token, uint32_t g) {
     uint32_t group = row->pool->geometry.group, first = token - token % p->tile_tokens;
@@ -205,10 +215,10 @@ static uint64_t state_of(const struct lk_row *row, const struct plan *p, uint32_
            (head % p->tile_heads * tokens + token - first) * group + g;
 }
 static struct lk_partial *partial_of(const struct lk_row *row, const struct plan *p) {
-    return (struct lk_partial *)(row->workspace + p->partial);
+    return place(row, p->partial);
 }
 static float *values_of(const struct lk_row *row, const struct plan *p) {
-    return (float *)(row->workspace + p->values);
+    return place(row, p->values);
 }
 
 /* ---- prepare, scan ---- */
@@ -235,14 +245,14 @@ uint32_t lk_cpu_scan_tasks(const struct lk_row *row) {
 
     if (!plan_make(row, &p) || !p.sparse)
         return 0;
-    return row->pool->geometry.kv_heads * (uint32_t)quotient_up(p.units, SCAN_UNITS);
+    return row->pool->geometry.kv_heads * parts(p.units, SCAN_UNITS);
 }
 
 void lk_cpu_scan_task(struct lk_row *row, uint32_t task) {
     struct plan p;
 
     plan_make(row, &p);
-    uint32_t chunks = (uint32_t)quotient_up(p.units, SCAN_UNITS), head = task / chunks;
+    uint32_t chunks = parts(p.units, SCAN_UNITS), head = task / chunks;
     uint64_t first = (uint64_t)(task % chunks) * SCAN_UNITS;
     uint64_t count = least(SCAN_UNITS, p.units - first);
     struct view v = view_of(row, &p, head);
@@ -266,7 +276,8 @@ uint32_t lk_cpu_prune_tasks(const struct lk_row *row) {
     return plan_make(row, &p) && p.candidates ? row->pool->geometry.kv_heads : 0;
 }
 
-/* The first `quads` of list are superpages: make them pages, and add those after the last superpage. */
+/* The first `quads` of list are superpages: make them pages, and add those after the last
+ * superpage. */
 static void expand(uint32_t *list, uint64_t quads, uint64_t tail, uint64_t tail_count) {
     for (uint64_t i = quads; i-- > 0;) { /* backwards: a quad's four overwrite only later quads */
         uint32_t first = list[i] * LK_QUAD_PAGES;
@@ -300,14 +311,14 @@ uint32_t lk_cpu_rescan_tasks(const struct lk_row *row) {
 
     if (!plan_make(row, &p) || !p.candidates)
         return 0;
-    return row->pool->geometry.kv_heads * (uint32_t)quotient_up(p.candidates, RESCAN_PAGES);
+    return row->pool->geometry.kv_heads * parts(p.candidates, RESCAN_PAGES);
 }
 
 void lk_cpu_rescan_task(struct lk_row *row, uint32_t task) {
     struct plan p;
 
     plan_make(row, &p);
-    uint32_t chunks = (uint32_t)quotient_up(p.candidates, RESCAN_PAGES), head = task / chunks;
+    uint32_t chunks = parts(p.candidates, RESCAN_PAGES), head = task / chunks;
     uint64_t first = (uint64_t)(task % chunks) * RESCAN_PAGES;
     struct view v = view_of(row, &p, head);
     lk_cpu_score_list(row, head, v.query, row->pool->geometry.rank, v.list + first,
@@ -341,7 +352,8 @@ static void share_tree(const struct lk_row *row, const struct plan *p, const str
         v->share[v->list[i]] = v->scratch[fresh + i];
 }
 
-/* The pages that compete, as shares in a row: pages sink..pages-tail-1, of them those scored last. */
+/* The pages that compete, as shares in a row: pages sink..pages-tail-1, of them those scored last.
+ * */
 struct field {
     const float *share;
     const uint32_t *page; /* NULL: all from `first` on */
@@ -501,7 +513,9 @@ void lk_cpu_attend_task(struct lk_row *row, uint32_t task) {
     const struct lk_geometry *g = &row->pool->geometry;
     struct plan p;
 
-    plan_make(row, &p); /* tasks side by side in time read side by side in memory */
+    if (!plan_make(row, &p) || p.spans == 0)
+        return;
+    /* Tasks side by side in time read side by side in memory. */
     uint32_t span = task / p.head_tiles % p.spans;
     struct lk_tile tile = {.head = task % p.head_tiles * p.tile_heads,
                            .token = task / p.head_tiles / p.spans * p.tile_tokens};

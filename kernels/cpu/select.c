@@ -10,7 +10,7 @@
 #include "attend.h"
 #include "select.h"
 
-#define BINS       1024 /* ten bits a level: the top one has a share's sign and exponent in 9 of them */
+#define BINS       1024 /* ten bits a level: the top one's hold the exponent */
 #define FILTER     4096 /* floats that a cut may hold beside the shares */
 #define HISTOGRAMS 4    /* equal shares in a row would wait for each other's count */
 
@@ -44,7 +44,8 @@ void lk_share(const float *scores, uint64_t stride, uint32_t group, uint64_t cou
     vector->clip(share, count, floor); /* at 1 too: rounding may have gone above */
 }
 
-/* Of hist (bins counted from the top) the bin in which the need-th lies; need becomes its place there. */
+/* Of hist (bins counted from the top) the bin in which the need-th lies; need becomes its place
+ * there. */
 static uint32_t find_bin(uint32_t hist[HISTOGRAMS][BINS], uint64_t *need) {
     for (uint32_t bin = BINS - 1;; bin--) {
         uint64_t here = 0;
@@ -73,8 +74,8 @@ static struct lk_cut radix_cut(const float *share, uint64_t count, uint64_t need
     }
 }
 
-/* The need-th best of the columns' maxima is no better than the need-th best of all: what lies below it
- * need not be counted. */
+/* The need-th best of the columns' maxima is no better than the need-th best of all: what lies
+ * below it need not be counted. */
 struct lk_cut lk_select_cut(const float *share, uint64_t count, uint64_t need) {
     const struct lk_vector *vector = lk_vector_get();
     float some[FILTER];

@@ -3,13 +3,13 @@
  * select.h - from scores to shares, from shares to kept and sampled pages (DESIGN section 1).
  *
  * Idea: a share is a float in [0, 1], so its bits as an integer order it totally. The best of n are
- * found by radix: three histograms of ten bits name the exact cut, one more pass in page order emits
- * them. Work is linear however many shares are equal. A share that is no number counts as 0, so that
- * every comparison holds and every loop ends.
+ * found by radix: three histograms of ten bits name the exact cut, one more pass in page order
+ * emits them. Work is linear however many shares are equal. A share that is no number counts as 0,
+ * so that every comparison holds and every loop ends.
  *
- * Sampling is in integers: f = floor(2^32 share) + 1, weights W = 19 L f + F, total T = 20 L F. With
- * up to 2^32 pages, L F < 2^66 and T < 2^71: 128 bits. Sums over blocks of 64 pages find the block of
- * each stratum, a walk within the block its page.
+ * Sampling is in integers: f = floor(2^32 share) + 1, weights W = 19 L f + F, total T = 20 L F.
+ * With up to 2^32 pages, L F < 2^66 and T < 2^71: 128 bits. Sums over blocks of 64 pages find the
+ * block of each stratum, a walk within the block its page.
  *
  * Any thread; nothing here allocates. Does not read keys or summaries.
  */
@@ -23,13 +23,14 @@
 
 /*
  * share[j] = mean over the group of softmax_j(scores[g][:count]); below `floor`, or no number: 0.
- * Each head's exp(score - its maximum) is left in exps + g * exps_stride (exps_stride 0: one array, the
- * last head's remains; exps may be scores itself). ret_peak [group]: the maxima, or NULL.
+ * Each head's exp(score - its maximum) is left in exps + g * exps_stride (exps_stride 0: one array,
+ * the last head's remains; exps may be scores itself). ret_peak [group]: the maxima, or NULL.
  */
 void lk_share(const float *scores, uint64_t stride, uint32_t group, uint64_t count, float floor,
               float *exps, uint64_t exps_stride, float *share, float *ret_peak);
 
-/* Where the best `need` of share[0..count) end: those above `bits`, and the first `ties` equal to it. */
+/* Where the best `need` of share[0..count) end: those above `bits`, and the first `ties` equal to
+ * it. */
 struct lk_cut {
     uint32_t bits;
     uint64_t ties;
@@ -38,8 +39,9 @@ struct lk_cut lk_select_cut(const float *share, uint64_t count, uint64_t need);
 /* Their indices, ascending -> how many: min(need, count). */
 uint64_t lk_select_best(const float *share, uint64_t count, uint64_t need, uint32_t *ret_index);
 
-/* Shorten `index` [count] (ascending, from lk_select_best) to the best few whose shares bring `sum` to
- * `target`, but to no fewer than `least`; still ascending. scratch [count]. -> how many remain. */
+/* Shorten `index` [count] (ascending, from lk_select_best) to the best few whose shares bring `sum`
+ * to `target`, but to no fewer than `least`; still ascending. scratch [count]. -> how many remain.
+ * */
 uint64_t lk_select_mass(const float *share, uint32_t *index, uint64_t count, double sum,
                         double target, uint64_t least, uint64_t *scratch);
 

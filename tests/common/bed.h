@@ -2,9 +2,10 @@
 /*
  * bed.h - a pool filled with known tokens and rows upon it, for tests of kernels and engine.
  *
- * The pool's memory is poisoned (all ones: NaN in every dtype) before tokens are appended by the store under
- * test, and its pages are scattered over the pool. Tokens are kept as doubles, rounded to the dtype, so that
- * references are computed from them without any code of the kernels. Single thread.
+ * The pool's memory is poisoned (all ones: NaN in every dtype) before tokens are appended by the
+ * store under test, and its pages are scattered over the pool. Tokens are kept as doubles, rounded
+ * to the dtype, so that references are computed from them without any code of the kernels. Single
+ * thread.
  */
 #ifndef BED_H
 #define BED_H
@@ -38,11 +39,12 @@ void bed_close(struct bed *bed);
 void bed_set(struct bed *bed, int v, uint64_t token, uint32_t head, uint32_t channel, double x);
 void bed_build(struct bed *bed); /* summarise all complete pages and quads */
 
-/* All stages of a row, task after task, with a workspace of its own filled with `fill` beforehand. */
+/* All stages of a row, task after task, with a workspace of its own filled with `fill` beforehand.
+ * */
 void bed_run(struct lk_row *row, uint8_t fill);
 
-/* Reference: output and log mass of query `token` (of the row), query head h, over its first `sight`
- * tokens; weight [pages] or NULL: of each page, 0: not attended. */
+/* Reference: output and log mass of query `token` (of the row), query head h, over its first
+ * `sight` tokens; weight [pages] or NULL: of each page, 0: not attended. */
 double bed_attend(const struct bed *bed, uint32_t token, uint32_t h, uint64_t sight,
                   const double *weight, double *ret_out);
 

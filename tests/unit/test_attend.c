@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * test_attend.c - exact attention against double precision: every dtype, head dimension, group and page,
- * on every path; lists with weights; merging; what must not be read.
+ * test_attend.c - exact attention against double precision: every dtype, head dimension, group and
+ * page, on every path; lists with weights; merging; what must not be read.
  */
 #include <check.h>
 #include <math.h>

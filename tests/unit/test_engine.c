@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * test_engine.c - batches: order, marks, memory, sleeping; and that a row's bits depend on neither the number of
- * threads nor its neighbours.
+ * test_engine.c - batches: order, marks, memory, sleeping; and that a row's bits depend on neither
+ * the number of threads nor its neighbours.
  */
 #include <check.h>
 #include <errno.h>
@@ -139,7 +139,8 @@ struct answer { /* of a row of at most 4 tokens */
     struct lk_page_weight list[2 * 32];
 };
 
-/* Row i of a made-up mixture: sequences, lengths, scans, exact ones, several tokens, none at all. */
+/* Row i of a made-up mixture: sequences, lengths, scans, exact ones, several tokens, none at all.
+ * */
 static struct lk_row mixed_row(struct world *w, uint32_t i, struct answer *answer) {
     uint32_t s = i * 5 % SEQUENCES;
     struct lk_row row = row_of(w, s, w->length[s] - i * 7 % 500);
@@ -295,14 +296,15 @@ START_TEST(workspace_is_bounded) {
 }
 END_TEST
 
-/* Copies, writes, builds of what writes sealed, then rows; builds of what rows closed are seen by the next. */
+/* Copies, writes, builds of what writes sealed, then rows; builds of what rows closed are seen by
+ * the next. */
 START_TEST(stages_in_order) {
     struct world *w = open_world(3, 0);
     struct answer first, second;
     uint64_t spare = w->pool.pages - 8, from = w->table[0][0] * 4;
     uint32_t table[80];
     struct lk_copy copies[4];
-    struct lk_build builds[80], after[1];
+    struct lk_build builds[80];
     uint64_t slots[8 * 76];
     struct lk_write write = {&w->pool, 0, 8 * 76, w->tokens, w->tokens + 999, slots};
 
@@ -345,7 +347,15 @@ START_TEST(stages_in_order) {
     finish(w->engine, &again);
     ck_assert_mem_eq(first.out, second.out, 6 * 64 * 4);
     ck_assert_uint_eq(first.result[0].kept, 4);
-    /* A row closes page 79 of sequence 1 in one batch; the next, launched at once, scores it. */
+    close_world(w);
+}
+END_TEST
+
+/* A row closes page 79 of sequence 1 in one batch; the next, launched at once, scores it. */
+START_TEST(builds_are_seen_by_the_next_batch) {
+    struct world *w = open_world(2, 0);
+    struct answer first, second;
+    struct lk_build after[1];
     struct lk_row closes = row_of(w, 1, 80 * 8), scores = row_of(w, 1, 80 * 8 + 1);
     closes.append = 8;
     scores.append = 1;
@@ -469,6 +479,7 @@ int main(void) {
     tcase_add_test(all, phases_and_buckets);
     tcase_add_test(all, workspace_is_bounded);
     tcase_add_test(all, stages_in_order);
+    tcase_add_test(all, builds_are_seen_by_the_next_batch);
     tcase_add_test(all, results_before_builds);
     tcase_add_test(all, idle_costs_nothing);
     tcase_add_test(all, pool_memory);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * test_rows.c - whole rows: what a sparse row keeps, samples and reports against the definition of DESIGN
- * section 1, given the kernels' own scores; exact rows of one and several tokens; what must not be read.
+ * test_rows.c - whole rows: what a sparse row keeps, samples and reports against the definition of
+ * DESIGN section 1, given the kernels' own scores; exact rows of one and several tokens; what must
+ * not be read.
  */
 #include <check.h>
 #include <math.h>
