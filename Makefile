@@ -16,7 +16,8 @@ CC      ?= gcc
 CFLAGS  ?= -O2 -g
 WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
 STD     := -std=gnu17 -D_GNU_SOURCE -fno-math-errno -ffp-contract=off -fvisibility=hidden -pthread
-SANF    := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
+# Sanitizers hide from the compiler what is initialised: it then warns of what is not so.
+SANF    := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all -Wno-maybe-uninitialized)
 PKGS    := inih jansson libsystemd
 INC     := -Ishm_protocol -Iclients
 ALL_C   := $(STD) $(WARN) $(INC) $(CFLAGS) $(SANF) -DLK_VERSION='"$(VERSION)"' -fPIC -MMD -MP
