@@ -22,7 +22,7 @@ def structured(rng, tokens, steps, kv, group, d):
     k = drift + 0.6 * rng.standard_normal((tokens, kv, d))
     k[:, :, : d // 16] *= 4  # outlier channels
     v = rng.standard_normal((tokens, kv, d))
-    seen = rng.integers(0, tokens - steps, (steps, kv, group))
+    seen = rng.integers(0, max(1, tokens - steps), (steps, kv, group))
     q = rng.standard_normal((steps, kv, group, d))
     for i in range(steps):
         for g in range(kv):
