@@ -12,7 +12,7 @@
  *   H2 client  acquire sq_head   before writing over them                                  H1 -> H2
  *   C1 daemon  release fence     of the completion, after the rest of it and the results it is for
  *   C2 client  acquire fence     before reading them                                       C1 -> C2
- *   D1 client  release cq_head   after copying the completion out
+ *   D1 client  release cq_head   after reading the completion
  *   D2 daemon  acquire cq_head   before writing over it                                    D1 -> D2
  *
  * Sleeping is a store-then-load on both sides (Dekker): each side stores its own word, then loads

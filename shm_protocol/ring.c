@@ -135,26 +135,22 @@ bool lk_ring_client_must_wake(const struct lk_ring_client *ring) {
     return lk_load_relaxed32(&ring->completion->sleeping) != 0;
 }
 
-static const struct lk_cqe *next_completion(const struct lk_ring_client *ring) {
+const struct lk_cqe *lk_ring_client_peek(const struct lk_ring_client *ring) {
     const struct lk_cqe *cqe = &ring->cq[ring->cq_head & (ring->cq_entries - 1)];
     return lk_load_acquire64(&cqe->fence) == ring->cq_head + 1 ? cqe : NULL; /* C2 */
 }
 
-bool lk_ring_client_consume(struct lk_ring_client *ring, struct lk_cqe *ret, bool *ret_blocked) {
-    const struct lk_cqe *cqe = next_completion(ring);
-    if (!cqe)
-        return false;
-    *ret = *cqe;
-    *ret_blocked = ring->sq_tail - ring->cq_head > ring->cq_entries;
+bool lk_ring_client_advance(struct lk_ring_client *ring) {
+    bool blocked = ring->sq_tail - ring->cq_head > ring->cq_entries;
     ring->cq_head++;
     lk_store_release64(&ring->submission->cq_head, ring->cq_head); /* D1 */
-    return true;
+    return blocked;
 }
 
 bool lk_ring_client_arm(struct lk_ring_client *ring) {
     lk_store_relaxed32(&ring->submission->sleeping, 1);
     lk_full_barrier(); /* V2: `sleeping` is seen before the fence is read; partner V1 */
-    if (!next_completion(ring))
+    if (!lk_ring_client_peek(ring))
         return false;
     lk_ring_client_disarm(ring);
     return true;

@@ -85,9 +85,11 @@ void lk_ring_client_publish(struct lk_ring_client *ring);
  * says so. */
 bool lk_ring_client_must_wake(const struct lk_ring_client *ring);
 
-/* Copies out the next completion. false: none. *ret_blocked: the daemon may have been waiting for
- * this room; then ask lk_ring_client_must_wake(). */
-bool lk_ring_client_consume(struct lk_ring_client *ring, struct lk_cqe *ret, bool *ret_blocked);
+/* The next completion, in place; NULL: none. It stays until advanced over. */
+const struct lk_cqe *lk_ring_client_peek(const struct lk_ring_client *ring);
+/* D1: done with what peek gave. true: the daemon may have been waiting for this room; then ask
+ * lk_ring_client_must_wake(). */
+bool lk_ring_client_advance(struct lk_ring_client *ring);
 /* V2: says that the client is about to sleep. true: a completion is there already, and the client
  * is not marked as sleeping. */
 bool lk_ring_client_arm(struct lk_ring_client *ring);

@@ -10,7 +10,6 @@
 static int run(struct locks *l, uint16_t op, const struct lk_object_desc *object,
                locks_handle *ret) {
     struct lk_refusal refusal;
-    struct lk_cqe cqe;
     void *desc;
     uint32_t flight = 0;
     if (lk_object_invalid(op, object, sizeof(*object), &l->bounds, &refusal))
@@ -20,10 +19,7 @@ static int run(struct locks *l, uint16_t op, const struct lk_object_desc *object
         return r;
     memcpy(desc, object, sizeof(*object));
     lk_client_publish(l);
-    r = lk_client_complete(l, flight, &cqe);
-    if (!r && ret)
-        *ret = cqe.value;
-    return r;
+    return lk_client_complete(l, flight, ret);
 }
 
 int locks_sequence_create(struct locks *locks, uint32_t pool, locks_handle *ret) {
@@ -96,7 +92,6 @@ static int fill_tables(struct locks *l, const struct locks_table *tables, uint32
 int locks_tables(struct locks *locks, locks_handle lease, uint32_t set,
                  const struct locks_table *tables, uint32_t count) {
     struct lk_tables_desc *desc;
-    struct lk_cqe cqe;
     uint32_t flight = 0;
     if (count > LK_ROWS_MAX)
         return lk_client_refused(
@@ -113,5 +108,5 @@ int locks_tables(struct locks *locks, locks_handle lease, uint32_t set,
         return r;
     }
     lk_client_publish(locks);
-    return lk_client_complete(locks, flight, &cqe);
+    return lk_client_complete(locks, flight, NULL);
 }

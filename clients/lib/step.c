@@ -140,10 +140,9 @@ int locks_submit(struct locks *locks, uint16_t op, const struct locks_step *step
 
 static int run(struct locks *l, uint16_t op, const struct locks_step *step,
                const struct locks_row *rows, uint32_t count) {
-    struct lk_cqe cqe;
     uint32_t flight = 0;
     int r = submit(l, op, step, rows, count, 0, true, &flight);
-    return r ? r : lk_client_complete(l, flight, &cqe);
+    return r ? r : lk_client_complete(l, flight, NULL);
 }
 
 int locks_append(struct locks *locks, const struct locks_step *step, const struct locks_row *rows,

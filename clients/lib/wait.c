@@ -13,6 +13,7 @@
 #include "../../shm_protocol/atomics.h"
 
 #define LOOKS_PER_CLOCK 16 /* pauses between two readings of the clock: half a microsecond */
+#define NS_A_MS         UINT64_C(1000000)
 #define FOREVER         UINT64_MAX
 
 static uint64_t now_ns(void) {
@@ -21,13 +22,10 @@ static uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
-static bool take(struct locks *l, struct lk_cqe *ret) {
-    bool blocked;
-    if (!lk_ring_client_consume(&l->ring, ret, &blocked))
-        return false;
-    if (blocked && lk_ring_client_must_wake(&l->ring))
+/* Done with the completion at the head of the ring. */
+static void advance(struct locks *l) {
+    if (lk_ring_client_advance(&l->ring) && lk_ring_client_must_wake(&l->ring))
         lk_bell_ring(l->memory.bell);
-    return true;
 }
 
 static void wake_up(struct locks *l) {
@@ -37,25 +35,25 @@ static void wake_up(struct locks *l) {
         l->dead = true;
 }
 
-static bool look(struct locks *l, struct lk_cqe *ret) {
-    for (int i = 0; i < LOOKS_PER_CLOCK; i++) {
-        if (take(l, ret))
-            return true;
+static const struct lk_cqe *look(const struct locks *l) {
+    const struct lk_cqe *cqe = lk_ring_client_peek(&l->ring);
+    for (int i = 0; !cqe && i < LOOKS_PER_CLOCK; i++) {
         lk_pause();
+        cqe = lk_ring_client_peek(&l->ring);
     }
-    return false;
+    return cqe;
 }
 
 /* The clock is read only when the quickest answers have not come: reading it takes as long as a
  * look. */
-static bool spin(struct locks *l, uint64_t deadline, struct lk_cqe *ret) {
-    if (look(l, ret))
-        return true;
-    for (uint64_t now = now_ns(), until = now + l->spin_ns; now < until && now < deadline;
-         now = now_ns())
-        if (look(l, ret))
-            return true;
-    return false;
+static const struct lk_cqe *spin(const struct locks *l, uint64_t deadline) {
+    const struct lk_cqe *cqe = look(l);
+    if (cqe)
+        return cqe;
+    uint64_t now = now_ns(), until = now + l->spin_ns;
+    for (; !cqe && now < until && now < deadline; now = now_ns())
+        cqe = look(l);
+    return cqe;
 }
 
 /* Until the bell rings, the daemon hangs up, or it is time. */
@@ -70,50 +68,53 @@ static void doze(struct locks *l, uint64_t deadline) {
         l->dead = true;
 }
 
-/* The next completion in the ring. A daemon that dies leaves what it had completed to be read. */
-static int next(struct locks *l, uint64_t deadline, struct lk_cqe *ret) {
-    if (l->armed)
-        wake_up(l);
-    if (spin(l, deadline, ret))
-        return 0;
-    while (!l->dead) {
+static const struct lk_cqe *sleep_for_it(struct locks *l, uint64_t deadline) {
+    const struct lk_cqe *cqe = NULL;
+    while (!cqe && !l->dead) {
         if (!lk_ring_client_arm(&l->ring)) {
             doze(l, deadline);
             wake_up(l);
         }
-        if (take(l, ret))
-            return 0;
-        if (!l->dead && now_ns() >= deadline)
-            return lk_client_fail(l, -ETIMEDOUT, "no completion came in time");
+        cqe = lk_ring_client_peek(&l->ring);
+        if (!cqe && !l->dead && now_ns() >= deadline)
+            return NULL;
     }
-    return take(l, ret) ? 0 : lk_client_gone(l);
+    /* A daemon that dies leaves what it had completed to be read. */
+    return cqe ? cqe : lk_ring_client_peek(&l->ring);
 }
 
-/* The flight a completion belongs to, which holds it from now on. */
-static int arrive(struct locks *l, uint64_t deadline, uint32_t *ret) {
-    struct lk_cqe cqe;
-    int r = next(l, deadline, &cqe);
-    if (r)
-        return r;
-    if (cqe.user_data >= l->flight_count) {
+/* The next completion, still in the ring; its user_data is the number of a flight. */
+static int next(struct locks *l, uint64_t deadline, const struct lk_cqe **ret) {
+    if (l->armed)
+        wake_up(l);
+    const struct lk_cqe *cqe = spin(l, deadline);
+    if (!cqe)
+        cqe = sleep_for_it(l, deadline);
+    if (!cqe)
+        return l->dead ? lk_client_gone(l)
+                       : lk_client_fail(l, -ETIMEDOUT, "no completion came in time");
+    if (cqe->user_data >= l->flight_count) {
         l->dead = true;
         return lk_client_fail(l, -EPROTO, "the daemon completed submission %llu of %u",
-                              (unsigned long long)cqe.user_data, l->flight_count);
+                              (unsigned long long)cqe->user_data, l->flight_count);
     }
-    *ret = (uint32_t)cqe.user_data;
-    l->flights[*ret].cqe = cqe;
+    *ret = cqe;
     return 0;
 }
 
-static void keep(struct locks *l, uint32_t flight) {
+/* Out of the ring, into its flight, to be handed out later. */
+static void keep(struct locks *l, const struct lk_cqe *cqe) {
+    uint32_t flight = (uint32_t)cqe->user_data;
+    l->flights[flight].cqe = *cqe;
     l->landed[(l->landed_first + l->landed_count++) % l->flight_count] = flight;
+    advance(l);
 }
 
 int lk_client_land(struct locks *locks) {
-    uint32_t flight = 0;
-    int r = arrive(locks, FOREVER, &flight);
+    const struct lk_cqe *cqe = NULL;
+    int r = next(locks, FOREVER, &cqe);
     if (!r)
-        keep(locks, flight);
+        keep(locks, cqe);
     return r;
 }
 
@@ -121,40 +122,39 @@ int lk_client_land(struct locks *locks) {
 static int status(struct locks *l, const struct lk_cqe *cqe) {
     struct lk_refusal refusal = {
         .reason = cqe->reason, .row = cqe->row, .value = cqe->value, .limit = cqe->limit};
-    if (cqe->status && cqe->reason)
+    if (cqe->reason)
         lk_client_refused(l, cqe->op, &refusal);
-    else if (cqe->status)
+    else
         lk_client_fail(l, cqe->status, "%s: %s", lk_client_op_name(cqe->op),
                        strerror(-cqe->status));
     return cqe->status;
 }
 
-int lk_client_complete(struct locks *locks, uint32_t flight, struct lk_cqe *ret) {
-    for (;;) {
-        uint32_t arrived = 0;
-        int r = arrive(locks, FOREVER, &arrived);
-        if (r)
-            return r;
-        if (arrived != flight) {
-            keep(locks, arrived);
-            continue;
-        }
-        struct lk_cqe *cqe = &locks->flights[flight].cqe;
-        locks->free_flights[locks->free_count++] = flight;
-        *ret = *cqe;
-        return status(locks, cqe);
-    }
+int lk_client_complete(struct locks *locks, uint32_t flight, uint64_t *ret_value) {
+    const struct lk_cqe *cqe = NULL;
+    int r;
+    while (!(r = next(locks, FOREVER, &cqe)) && cqe->user_data != flight)
+        keep(locks, cqe);
+    if (r)
+        return r;
+    if (cqe->status)
+        r = status(locks, cqe);
+    else if (ret_value)
+        *ret_value = cqe->value;
+    locks->free_flights[locks->free_count++] = flight;
+    advance(locks);
+    return r;
 }
 
-static void hand_out(struct locks *l, uint32_t flight, struct locks_completion *ret) {
-    const struct lk_flight *f = &l->flights[flight];
-    *ret = (struct locks_completion){.user_data = f->user_data,
-                                     .status = status(l, &f->cqe),
-                                     .op = f->cqe.op,
-                                     .rows = f->cqe.rows,
-                                     .fence = f->cqe.fence,
-                                     .total_ns = f->cqe.total_ns,
-                                     .bytes = f->cqe.bytes};
+static void hand_out(struct locks *l, uint32_t flight, const struct lk_cqe *cqe,
+                     struct locks_completion *ret) {
+    *ret = (struct locks_completion){.user_data = l->flights[flight].user_data,
+                                     .status = cqe->status ? status(l, cqe) : 0,
+                                     .op = cqe->op,
+                                     .rows = cqe->rows,
+                                     .fence = cqe->fence,
+                                     .total_ns = cqe->total_ns,
+                                     .bytes = cqe->bytes};
     l->free_flights[l->free_count++] = flight;
 }
 
@@ -164,35 +164,36 @@ static bool hand_out_kept(struct locks *l, struct locks_completion *ret) {
     uint32_t flight = l->landed[l->landed_first];
     l->landed_first = (l->landed_first + 1) % l->flight_count;
     l->landed_count--;
-    hand_out(l, flight, ret);
+    hand_out(l, flight, &l->flights[flight].cqe, ret);
     return true;
 }
 
+static int wait_until(struct locks *l, uint64_t deadline, struct locks_completion *ret) {
+    const struct lk_cqe *cqe = NULL;
+    int r = next(l, deadline, &cqe);
+    if (r)
+        return r;
+    hand_out(l, (uint32_t)cqe->user_data, cqe, ret);
+    advance(l);
+    return 0;
+}
+
 int locks_wait(struct locks *locks, int timeout_ms, struct locks_completion *ret) {
-    uint32_t flight = 0;
     if (hand_out_kept(locks, ret))
         return 0;
     if (!lk_ring_client_in_flight(&locks->ring))
         return lk_client_fail(locks, -EINVAL, "nothing is in flight: there is nothing to wait for");
-    uint64_t deadline =
-        timeout_ms < 0 ? FOREVER : now_ns() + (uint64_t)timeout_ms * UINT64_C(1000000);
-    int r = arrive(locks, deadline, &flight);
-    if (!r)
-        hand_out(locks, flight, ret);
-    return r;
+    return wait_until(locks, timeout_ms < 0 ? FOREVER : now_ns() + (uint64_t)timeout_ms * NS_A_MS,
+                      ret);
 }
 
 int locks_try(struct locks *locks, struct locks_completion *ret) {
-    struct lk_cqe cqe;
     if (hand_out_kept(locks, ret))
         return 0;
     if (locks->armed)
         wake_up(locks);
-    if (take(locks, &cqe) && cqe.user_data < locks->flight_count) {
-        locks->flights[cqe.user_data].cqe = cqe;
-        hand_out(locks, (uint32_t)cqe.user_data, ret);
-        return 0;
-    }
+    if (lk_ring_client_peek(&locks->ring))
+        return wait_until(locks, 0, ret);
     return locks->dead ? lk_client_gone(locks)
                        : lk_client_fail(locks, -EAGAIN, "no completion is there yet");
 }
