@@ -66,7 +66,8 @@ struct lk_submission *lk_channel_object(struct lk_channel *channel, uint32_t des
     if (!s || large == -2)
         return NULL;
     channel->spare = s->next;
-    memset(s, 0, offsetof(struct lk_submission, inside));
+    memset(s, 0, offsetof(struct lk_submission, result));
+    s->result = (struct lk_step_result){0};
     s->channel = channel;
     s->desc_bytes = desc_bytes;
     s->large = large;
@@ -115,20 +116,26 @@ void lk_channel_drop_queue(struct lk_channel *channel) {
 
 /* ---- completions ---- */
 
+void lk_channel_publish(struct lk_channel *channel, struct lk_cqe *cqe) {
+    cqe->fence = ++channel->fence;
+    lk_store_release64(&channel->open.completion->fence[0], channel->fence);
+    lk_ring_daemon_publish(&channel->ring, cqe);
+    channel->published = true;
+    channel->completions++;
+    channel->refusals += cqe->status != 0;
+}
+
 static void write_timing(const struct lk_channel *channel, const struct lk_submission *s) {
-    bool step = s->op == LK_OP_APPEND || s->op == LK_OP_DECODE || s->op == LK_OP_ATTEND ||
-                s->op == LK_OP_WRITE || s->op == LK_OP_ATTEND_TABLE;
-    if (step && s->desc->step.timing != LK_NONE)
+    if (lk_op_is_step(s->op) && s->desc->step.timing != LK_NONE)
         memcpy(channel->open.arena + s->desc->step.timing, &s->result, sizeof(s->result));
 }
 
-static void publish(struct lk_channel *channel, const struct lk_submission *s, uint64_t value,
-                    uint64_t now_ns) {
+static void answer(struct lk_channel *channel, const struct lk_submission *s, uint64_t value,
+                   uint64_t now_ns) {
     const struct lk_refusal *refusal = &s->refusal;
     bool refused = refusal->reason != LK_REASON_NONE;
     struct lk_cqe cqe = {
         .user_data = s->user_data,
-        .fence = ++channel->fence,
         .value = refused ? refusal->value : value,
         .limit = refused ? refusal->limit : 0,
         .status = lk_reason_errno(refusal->reason),
@@ -139,21 +146,16 @@ static void publish(struct lk_channel *channel, const struct lk_submission *s, u
         .total_ns = now_ns - s->taken_ns,
         .bytes = s->result.score_bytes + s->result.select_bytes + s->result.attend_bytes,
     };
-    lk_store_release64(&channel->open.completion->fence[0], channel->fence);
-    lk_ring_daemon_publish(&channel->ring, &cqe);
-    channel->published = true;
-    channel->completions++;
-    channel->refusals += refused;
+    if (!refused)
+        write_timing(channel, s);
+    lk_channel_publish(channel, &cqe);
 }
 
 void lk_channel_finish(struct lk_channel *channel, struct lk_submission *submission, uint64_t value,
                        uint64_t now_ns) {
     LK_ASSERT(channel->running > 0 && submission->placed == 0 && submission->promised == 0);
-    if (channel->state != LK_CHANNEL_LEAVING) {
-        if (submission->refusal.reason == LK_REASON_NONE)
-            write_timing(channel, submission);
-        publish(channel, submission, value, now_ns);
-    }
+    if (channel->state != LK_CHANNEL_LEAVING)
+        answer(channel, submission, value, now_ns);
     channel->running--;
     free_object(channel, submission);
 }

@@ -38,6 +38,11 @@ union lk_descriptor { /* a private copy */
     struct lk_object_desc object;
 };
 
+static inline bool lk_op_is_step(uint16_t op) { /* its descriptor is a lk_step_desc */
+    return op == LK_OP_APPEND || op == LK_OP_DECODE || op == LK_OP_ATTEND || op == LK_OP_WRITE ||
+           op == LK_OP_ATTEND_TABLE;
+}
+
 struct lk_submission {
     struct lk_submission *next;
     struct lk_channel *channel;
@@ -117,6 +122,8 @@ void lk_channel_dequeue(struct lk_channel *channel);
 /* Drops whatever is queued, unanswered; a head partly in batches is left to finish there. */
 void lk_channel_drop_queue(struct lk_channel *channel);
 
+/* Publishes a completion that an entry released from the ring is owed, and counts it. */
+void lk_channel_publish(struct lk_channel *channel, struct lk_cqe *cqe);
 /* Publishes the completion of a running submission and frees the object. refusal.reason set: it
  * failed. value: of what made a handle. */
 void lk_channel_finish(struct lk_channel *channel, struct lk_submission *submission, uint64_t value,

@@ -61,7 +61,7 @@ struct lk_intake {
     struct lk_lease_undo *undo; /* [LK_ROW_TOKENS_MAX] */
 
     bool draining;
-    uint64_t now_ns; /* the last look at the clock */
+    uint64_t now_ns; /* the last look at the clock: a microsecond or less ago */
     uint64_t heartbeat_ns;
     uint64_t ticks, batches, rows, rows_exact, rows_sparse, refusals, submissions;
     uint64_t score_bytes, select_bytes, attend_bytes, dense_bytes;

@@ -7,24 +7,52 @@
  */
 #include "state.h"
 
+#include <string.h>
+
 #include "../shm_protocol/validate.h"
 
-static bool is_step(uint16_t op) {
-    return op == LK_OP_APPEND || op == LK_OP_DECODE || op == LK_OP_ATTEND || op == LK_OP_WRITE ||
-           op == LK_OP_ATTEND_TABLE;
+static struct lk_bounds bounds_of(const struct lk_intake *intake,
+                                  const struct lk_channel *channel) {
+    return (struct lk_bounds){.pools = intake->shape,
+                              .pool_count = intake->pools,
+                              .max_row_tokens = intake->config.max_row_tokens,
+                              .arena_bytes = channel->open.arena_bytes};
 }
 
 static enum lk_reason desc_invalid(const struct lk_intake *intake, const struct lk_submission *s,
                                    struct lk_refusal *ret) {
-    struct lk_bounds bounds = {.pools = intake->shape,
-                               .pool_count = intake->pools,
-                               .max_row_tokens = intake->config.max_row_tokens,
-                               .arena_bytes = s->channel->open.arena_bytes};
-    if (is_step(s->op))
+    struct lk_bounds bounds = bounds_of(intake, s->channel);
+    if (lk_op_is_step(s->op))
         return lk_step_invalid(s->op, &s->desc->step, s->desc_bytes, &bounds, ret);
     if (s->op == LK_OP_TABLES || s->op == LK_OP_BARRIER)
         return LK_REASON_NONE; /* tables: once the lease, and so the page's size, is known */
     return lk_object_invalid(s->op, &s->desc->object, s->desc_bytes, &bounds, ret);
+}
+
+/* A step of no rows with nothing before it is answered on the spot: what a client pays for asking.
+ * -> false: it is not that, or is wrong, and goes the way of all others. */
+static bool answer_empty(struct lk_intake *intake, struct lk_channel *channel,
+                         const struct lk_sqe *sqe) {
+    struct lk_bounds bounds = bounds_of(intake, channel);
+    struct lk_step_result zero = {0};
+    struct lk_step_desc step;
+    struct lk_refusal refusal;
+    if (channel->queued || sqe->desc_bytes != sizeof(step) || !lk_op_is_step(sqe->op))
+        return false;
+    lk_ring_daemon_copy_desc(&channel->ring, sqe, &step);
+    if (lk_step_invalid(sqe->op, &step, sizeof(step), &bounds, &refusal))
+        return false;
+    lk_ring_daemon_release(&channel->ring, 1);
+    if (step.timing != LK_NONE)
+        memcpy(channel->open.arena + step.timing, &zero, sizeof(zero));
+    struct lk_cqe cqe = {.user_data = sqe->user_data, .op = sqe->op, .row = LK_ROW_WHOLE};
+    lk_channel_publish(channel, &cqe);
+    return true;
+}
+
+static void count_submission(struct lk_intake *intake, struct lk_channel *channel) {
+    channel->submissions++;
+    intake->submissions++;
 }
 
 /* One entry -> false: no object is free. */
@@ -33,6 +61,10 @@ static bool take_one(struct lk_intake *intake, struct lk_channel *channel) {
     struct lk_sqe sqe;
     lk_ring_daemon_copy_sqe(&channel->ring, 0, &sqe);
     bool wrong = lk_sqe_invalid(&sqe, channel->ring.desc_bytes, &refusal) != LK_REASON_NONE;
+    if (!wrong && answer_empty(intake, channel, &sqe)) {
+        count_submission(intake, channel);
+        return true;
+    }
     struct lk_submission *s = lk_channel_object(channel, wrong ? 0 : sqe.desc_bytes);
     if (!s) {
         channel->stalled = true;
@@ -45,8 +77,7 @@ static bool take_one(struct lk_intake *intake, struct lk_channel *channel) {
     if (!wrong && s->desc_bytes)
         lk_ring_daemon_copy_desc(&channel->ring, &sqe, s->desc);
     lk_ring_daemon_release(&channel->ring, 1);
-    channel->submissions++;
-    intake->submissions++;
+    count_submission(intake, channel);
     lk_channel_enqueue(channel, s);
     if (wrong || desc_invalid(intake, s, &refusal))
         s->refusal = refusal;
@@ -64,7 +95,6 @@ bool lk_take(struct lk_intake *intake, struct lk_channel *channel) {
     }
     if (count == 0)
         return false;
-    intake->now_ns = lk_intake_now_ns();
     count = count < LK_TAKE_PER_TURN ? count : LK_TAKE_PER_TURN;
     uint32_t taken = 0;
     while (taken < count && take_one(intake, channel))
