@@ -175,13 +175,14 @@ bool inlet_submit(struct inlet_client *client, uint16_t op, const void *desc, ui
 
 bool inlet_poll(struct inlet_client *client, double seconds, struct lk_cqe *ret) {
     double end = now() + seconds;
-    bool blocked = false;
-    while (!lk_ring_client_consume(&client->ring, ret, &blocked)) {
+    const struct lk_cqe *cqe;
+    while (!(cqe = lk_ring_client_peek(&client->ring))) {
         if (now() >= end)
             return false;
         sched_yield();
     }
-    if (blocked && lk_ring_client_must_wake(&client->ring))
+    *ret = *cqe;
+    if (lk_ring_client_advance(&client->ring) && lk_ring_client_must_wake(&client->ring))
         lk_bell_ring(client->memory.client_fds[LK_FD_BELL]);
     return true;
 }
