@@ -116,10 +116,9 @@ void lk_channel_drop_queue(struct lk_channel *channel) {
 
 /* ---- completions ---- */
 
-void lk_channel_publish(struct lk_channel *channel, struct lk_cqe *cqe) {
-    cqe->fence = ++channel->fence;
-    lk_store_release64(&channel->open.completion->fence[0], channel->fence);
+void lk_channel_publish(struct lk_channel *channel, const struct lk_cqe *cqe) {
     lk_ring_daemon_publish(&channel->ring, cqe);
+    lk_store_release64(&channel->open.completion->fence[0], channel->ring.cq_tail);
     channel->published = true;
     channel->completions++;
     channel->refusals += cqe->status != 0;

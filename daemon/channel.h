@@ -104,7 +104,7 @@ struct lk_channel {
     struct lk_lease *leases;
     uint32_t sequence_count, lease_count;
     uint64_t quads;
-    uint64_t fence, submissions, completions, refusals;
+    uint64_t submissions, completions, refusals;
 };
 
 /* Gives the slot its memory, once. -> 0, -ENOMEM. */
@@ -123,7 +123,7 @@ void lk_channel_dequeue(struct lk_channel *channel);
 void lk_channel_drop_queue(struct lk_channel *channel);
 
 /* Publishes a completion that an entry released from the ring is owed, and counts it. */
-void lk_channel_publish(struct lk_channel *channel, struct lk_cqe *cqe);
+void lk_channel_publish(struct lk_channel *channel, const struct lk_cqe *cqe);
 /* Publishes the completion of a running submission and frees the object. refusal.reason set: it
  * failed. value: of what made a handle. */
 void lk_channel_finish(struct lk_channel *channel, struct lk_submission *submission, uint64_t value,

@@ -34,11 +34,12 @@ uint64_t lk_pool_fitting_pages(const struct lk_engine *engine,
     return pages > EXTENT_PAGES ? pages / EXTENT_PAGES * EXTENT_PAGES : pages;
 }
 
-/* Largest over the rows of one query, by budget, sample and scan. */
+/* Largest over the rows of one query, by sample, scan and budget: workspace has a peak where a scan's
+ * second pass covers nearly all pages, so budgets are tried in small steps. */
 static uint64_t sparse_row_bytes(struct lk_row *row) {
     uint64_t largest = 0, pages = lk_row_pages(row);
     row->tokens = 1;
-    for (uint64_t budget = 1; budget <= 2 * pages; budget *= 2)
+    for (uint64_t budget = 1; budget <= 2 * pages; budget += 1 + budget / 16)
         for (uint32_t scan = LK_FULL; scan <= LK_TREE; scan++)
             for (uint32_t sampled = 0; sampled < 2; sampled++) {
                 row->budget_pages = (uint32_t)least(budget, pages);
