@@ -273,21 +273,31 @@ static void restore(uint32_t dtype, uint32_t head_dim, float *values) {
 
 /* ---- exponentials ---- */
 
-/* 2^x for x <= 0: relative error 1e-7, 0 below -126, NaN of NaN. The polynomial is 2^f's on [-.5,
- * .5]. */
-LK_INLINE lanes exp2_lanes(lanes x) {
-    ilanes gone = x < lanes_set(-126.f);
-    lanes bound = lanes_max(lanes_set(-126.f), x); /* a NaN stays */
-    lanes shifted = bound + 0x1.8p23f;             /* its low bits: the nearest integer */
-    lanes f = bound - (shifted - 0x1.8p23f);
+/* 2^f for f in [-.5, .5], relative error 1e-7. */
+LK_INLINE lanes exp2_near(lanes f) {
     lanes y = lanes_set(0x1.5bba14p-10f);
+
     y = lanes_fma(y, f, lanes_set(0x1.3cea88p-7f));
     y = lanes_fma(y, f, lanes_set(0x1.c6b752p-5f));
     y = lanes_fma(y, f, lanes_set(0x1.ebf9bcp-3f));
     y = lanes_fma(y, f, lanes_set(0x1.62e42ap-1f));
-    y = lanes_fma(y, f, lanes_set(1.f));
+    return lanes_fma(y, f, lanes_set(1.f));
+}
+
+/* 2^x for x <= 0; 0 far below, NaN of NaN. */
+LK_INLINE lanes exp2_lanes(lanes x) {
+#if LANES == 16
+    __m512 bound = _mm512_max_ps(_mm512_set1_ps(-200.f), (__m512)x); /* a NaN stays */
+    __m512 whole = _mm512_roundscale_ps(bound, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return (lanes)_mm512_scalef_ps((__m512)exp2_near((lanes)(bound - whole)), whole);
+#else
+    ilanes gone = x < lanes_set(-126.f);
+    lanes bound = lanes_max(lanes_set(-126.f), x); /* a NaN stays */
+    lanes shifted = bound + 0x1.8p23f;             /* its low bits: the nearest integer */
+    lanes y = exp2_near(bound - (shifted - 0x1.8p23f));
     y *= (lanes)(((ilanes)shifted << 23) + 0x3f800000);
     return (lanes)((ilanes)y & ~gone);
+#endif
 }
 
 /* Of `count` floats the vector at i, filled up with -inf. */
@@ -508,17 +518,33 @@ LK_INLINE uint32_t *emit_some(const float *x, uint64_t at, uint64_t end, float c
     return to;
 }
 
+#if LANES == 16
+/* Sixteen at once, where none of them is a tie. */
+LK_INLINE uint32_t *emit_above(uint64_t at, __mmask16 in, uint32_t *to) {
+    const __m512i step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i index = _mm512_add_epi32(_mm512_set1_epi32((int)(uint32_t)at), step);
+    unsigned count = (unsigned)__builtin_popcount(in);
+
+    _mm512_mask_storeu_epi32(to, (__mmask16)((1U << count) - 1),
+                             _mm512_maskz_compress_epi32(in, index));
+    return to + count;
+}
+#endif
+
 static uint64_t emit(const float *x, uint64_t count, float cut, uint64_t ties, uint32_t *ret) {
     uint32_t *to = ret;
     uint64_t i = 0;
 
-    for (; i + LANES <= count; i += LANES) {
 #if LANES == 16
-        if (!_mm512_cmp_ps_mask((__m512)lanes_load(x + i), _mm512_set1_ps(cut), _CMP_GE_OQ))
-            continue;
-#endif
-        to = emit_some(x, i, i + LANES, cut, &ties, to);
+    for (; i + LANES <= count; i += LANES) {
+        __m512 some = (__m512)lanes_load(x + i), edge = _mm512_set1_ps(cut);
+        __mmask16 in = _mm512_cmp_ps_mask(some, edge, _CMP_GE_OQ);
+        if (in && _mm512_cmp_ps_mask(some, edge, _CMP_EQ_OQ))
+            to = emit_some(x, i, i + LANES, cut, &ties, to);
+        else if (in)
+            to = emit_above(i, in, to);
     }
+#endif
     to = emit_some(x, i, count, cut, &ties, to);
     return (uint64_t)(to - ret);
 }

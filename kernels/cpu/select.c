@@ -12,7 +12,7 @@
 
 #define BINS       1024 /* ten bits a level: the top one's hold the exponent */
 #define FILTER     4096 /* floats that a cut may hold beside the shares */
-#define HISTOGRAMS 4    /* equal shares in a row would wait for each other's count */
+#define HISTOGRAMS 2    /* equal shares in a row would wait for each other's count */
 
 static inline uint32_t bits_of(float share) {
     uint32_t bits;
