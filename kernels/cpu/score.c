@@ -2,7 +2,7 @@
 /*
  * score.c - feeds pages of a row, a list or superpages to the chosen path, a batch at a time.
  *
- * While a batch is scored the records of the next are asked for where they do not lie in a row.
+ * A path is told the next batch with each, so that it can ask for its records in time.
  * Any thread. Does not know the newest page: it is scored exactly, elsewhere.
  */
 #include "dispatch.h"
@@ -62,21 +62,6 @@ static void name_records(const struct feed *f, uint64_t from, uint32_t pages,
     }
 }
 
-static void prefetch(const uint8_t *from, uint32_t bytes) {
-    for (uint32_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch(from + i);
-    __builtin_prefetch(from + bytes - 1);
-}
-
-static void prefetch_batch(const struct feed *f, const struct lk_score_batch *batch,
-                           uint32_t pages) {
-    for (uint32_t i = 0; i < pages; i++) {
-        prefetch(batch->first[i], lk_record_bytes(&f->shape.first));
-        if (f->shape.fine.directions)
-            prefetch(batch->fine[i], lk_record_bytes(&f->shape.fine));
-    }
-}
-
 static void put(const struct feed *f, uint64_t from, uint32_t pages, const float *result,
                 float *scores, uint64_t stride) {
     for (uint32_t g = 0; g < f->shape.group; g++)
@@ -98,11 +83,9 @@ static void score(const struct feed *f, const struct lk_query *query, uint64_t c
     for (uint64_t i = 0, n = 0; i < count; i += LK_SCORE_BATCH, n ^= 1) {
         uint32_t pages = batch_at(i, count);
         uint64_t next = i + pages;
-        if (next < count) {
+        if (next < count)
             name_records(f, next, batch_at(next, count), &batch[n ^ 1]);
-            prefetch_batch(f, &batch[n ^ 1], batch_at(next, count));
-        }
-        f->score(&f->shape, query, &batch[n], pages, result);
+        f->score(&f->shape, query, &batch[n], &batch[next < count ? n ^ 1 : n], pages, result);
         put(f, i, pages, result, scores, stride);
     }
 }

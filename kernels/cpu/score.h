@@ -8,7 +8,7 @@
  *
  * For a query of codes q (query.h) and a page:
  *
- *     mu    = centroid scale * factor * (q . centroid)       q with its low digits
+ *     mu    = centroid scale * factor * (q . centroid)       with the low digits where they count
  *     p_i   = scale_i * factor * (q . basis_i)              integer products, exact on all paths
  *     x_t   = sum over i of p_i * coeff_ti
  *     score = mu + ln sum over t of exp(x_t)
@@ -24,8 +24,11 @@
 #include "query.h"
 #include "record.h"
 
-#define LK_SCORE_BATCH 16    /* pages; one vector of logarithms */
+#define LK_SCORE_BATCH 16    /* pages; logarithms fill a vector, records and query fit L1 */
 #define LK_SCORE_MOST  1e30f /* sums of LK_RANK_MAX * 127 of these are still finite */
+/* What a unit of mu must be worth for the query's low digits to be taken into account: below it they
+ * move a score by 4e-4 where every code is at its most, typically by 1e-4. */
+#define LK_SCORE_LOW_UNIT 1e-6f
 
 struct lk_score_shape {
     struct lk_record first; /* coarse or super */
@@ -38,9 +41,14 @@ struct lk_score_batch {
     const uint8_t *first[LK_SCORE_BATCH], *fine[LK_SCORE_BATCH];
 };
 
-/* pages: 1..LK_SCORE_BATCH; ret [group rounded up to LK_QUERY_BLOCK][LK_SCORE_BATCH]. */
+/*
+ * pages: 1..LK_SCORE_BATCH; next: the batch that follows, to be asked for meanwhile, a page at a time:
+ * all at once they would fill the queue to memory and hold up the work.
+ * ret [group rounded up to LK_QUERY_BLOCK][LK_SCORE_BATCH].
+ */
 typedef void lk_score_fn(const struct lk_score_shape *shape, const struct lk_query *query,
-                         const struct lk_score_batch *batch, uint32_t pages, float *ret);
+                         const struct lk_score_batch *batch, const struct lk_score_batch *next,
+                         uint32_t pages, float *ret);
 
 lk_score_fn lk_score_portable, lk_score_avx2, lk_score_avx512;
 

@@ -31,22 +31,23 @@
 #define SAFE_LOW  0x1p-100f /* of a sum of powers of two: nothing that matters was lost below */
 #define SAFE_HIGH 0x1p120f
 
-/* What one block of heads needs of the query. Biases are taken back in one lane a sum. */
+/* What one block of heads needs of the query. */
 struct heads {
-    __m512i basis_bias[HEADS];     /* lanes 0 and 1: the two directions */
-    __m512i centroid_bias[HEADS];  /* of the codes */
-    __m512i low_bias[HEADS];       /* of the low digits */
+    const struct lk_query *query;
+    uint32_t first;
+    __m512i basis_bias[HEADS / 2]; /* what stored codes' bias adds; lanes as pair_factor */
+    __m512i centroid_bias[HEADS];  /* taken back in lane 0 */
     __m512 pair_factor[HEADS / 2]; /* lanes [4 slots][head][direction], to base 2 */
     __m512 page_factor;            /* lanes [head][4 pages] */
     const int8_t *pairs[HEADS][2]; /* high, middle */
-    const int8_t *plain[HEADS][3]; /* high, middle, low */
+    const int8_t *plain[HEADS][2]; /* high, middle */
 };
 
 /* What passes between the stages, for a batch. */
 struct work {
     /* p of [four slots][heads 0-1, 2-3][slot][head][direction]; slot = page * pairs + pair */
     float project[LK_SCORE_BATCH * PAIRS_MAX / SLOTS][HEADS / 2][SLOTS][2][2];
-    float centre[LK_SCORE_BATCH / GROUP][GROUP][HEADS]; /* q . centroid */
+    float centre[LK_SCORE_BATCH / GROUP][GROUP][HEADS]; /* q . centroid, without low digits */
     __m512 sum[LK_SCORE_BATCH];                         /* [head][4 parts] of the page's mass */
 };
 
@@ -80,15 +81,19 @@ INLINE __m512 fold_quarters(const __m512 *x) {
 
 /* ---- functions: coefficients are minimax fits ---- */
 
-/* 2^x to 3e-6 of it; 0 and inf beyond a float's range. */
+/* 2^x to 3e-6 of it, for x clipped to what a float's exponent holds. Adding `shift` leaves the nearest
+ * integer in the low bits; it is added to the exponent as an integer. Neither needs the multipliers. */
 INLINE __m512 exp2_of(__m512 x) {
-    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 f = _mm512_sub_ps(x, n), y = _mm512_set1_ps(0.00958285f);
+    const __m512 shift = _mm512_set1_ps(0x1.8p23f);
+    x = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(126)), _mm512_set1_ps(-126));
+    __m512 n = _mm512_add_ps(x, shift);
+    __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(n, shift)), y = _mm512_set1_ps(0.00958285f);
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.05590642f));
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.24024099f));
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.69312419f));
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1));
-    return _mm512_scalef_ps(y, n);
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(y), _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
 }
 
 /* ln x to 1e-7, of normal numbers: ln(1 + t) for t in [-1/4, 1/2), plus the exponent's share. */
@@ -115,106 +120,129 @@ INLINE __m512 clip(__m512 x) {
 
 /* ---- project ---- */
 
-struct slot {
-    const uint8_t *pair, *scale; /* two bf16 */
+/* The pairs of a batch, page by page: where the codes lie, and the two scales. */
+struct slots {
+    const uint8_t *pair[LK_SCORE_BATCH * PAIRS_MAX];
+    int32_t scales[LK_SCORE_BATCH * PAIRS_MAX]; /* two bf16 */
 };
 
-INLINE struct slot slot_of(const struct lk_score_shape *shape, const struct lk_score_batch *batch,
-                           uint32_t page, uint32_t pair) {
-    const struct lk_record *r = pair ? &shape->fine : &shape->first;
-    const uint8_t *at = pair ? batch->fine[page] : batch->first[page];
-    uint32_t i = pair ? pair - 1 : 0;
-    return (struct slot){at + lk_record_pairs(r) + i * r->head_dim,
-                         at + lk_record_scales(r) + 2 * r->centroid + 4 * i};
+INLINE void name_slots(const struct lk_score_shape *shape, const struct lk_score_batch *batch,
+                       uint32_t pages, struct slots *ret) {
+    const uint32_t step = shape->first.head_dim, fine = shape->fine.directions / 2;
+    const uint32_t first_scales = lk_record_scales(&shape->first) + 2;
+    const uint32_t fine_scales = fine ? lk_record_scales(&shape->fine) : 0;
+    uint32_t i = 0;
+
+    for (uint32_t page = 0; page < pages; page++) {
+        ret->pair[i] = batch->first[page] + step;
+        memcpy(&ret->scales[i++], batch->first[page] + first_scales, 4);
+        for (uint32_t pair = 0; pair < fine; pair++) {
+            ret->pair[i] = batch->fine[page] + pair * step;
+            memcpy(&ret->scales[i++], batch->fine[page] + fine_scales + 4 * pair, 4);
+        }
+    }
 }
 
 /* -> lanes [slot][scale 0, scale 1, scale 0, scale 1] */
-INLINE __m512 scales_of(const struct slot *slot) {
-    __m512i all = _mm512_setzero_si512();
-    UNROLL
-    for (int s = 0; s < SLOTS; s++) {
-        int32_t two;
-        memcpy(&two, slot[s].scale, 4);
-        all = _mm512_mask_set1_epi32(all, (__mmask16)(15 << 4 * s), two);
-    }
-    all = _mm512_mask_slli_epi32(all, 0x5555, all, 16);
+INLINE __m512 scales_of(const int32_t *two) {
+    const __m512i spread = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+    __m512i all = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)two));
+    all = _mm512_permutexvar_epi32(spread, all);
+    all = _mm512_sllv_epi32(all, _mm512_set1_epi64(16));
     return _mm512_castsi512_ps(_mm512_and_si512(all, _mm512_set1_epi32((int)0xffff0000)));
 }
 
-/* Products of two slots' pairs with each head's code, folded to quarters [slot 0, 0, 1, 1]. */
-INLINE void project_two(const int chunks, const int heads, const struct slot *slot, __mmask16 last,
-                        const struct heads *q, __m512i *ret) {
-    __m512i code[2][4][2]; /* slot, chunk, low and high nibbles */
+/*
+ * Products of `slots` slots' pairs with each head's code, summed down to quarters: of four slots, or
+ * of two, two quarters each. The codes stay in registers while the heads pass.
+ */
+INLINE void project_codes(const int chunks, const int heads, const int slots,
+                          const uint8_t *const *pair, __mmask16 last, const struct heads *q,
+                          __m512i *ret) {
+    __m512i code[SLOTS][4][2]; /* slot, chunk, low and high nibbles */
     const __m512i nibble = _mm512_set1_epi8(15);
 
     UNROLL
-    for (int s = 0; s < 2; s++)
-        UNROLL
-    for (int c = 0; c < chunks; c++) {
-        __m512i x =
-            _mm512_maskz_loadu_epi32(c == chunks - 1 ? last : 0xffff, slot[s].pair + 64 * c);
+    for (int i = 0; i < slots * chunks; i++) {
+        int s = i / chunks, c = i % chunks;
+        __mmask16 mask = c == chunks - 1 ? last : 0xffff;
+        __m512i x = _mm512_maskz_loadu_epi32(mask, pair[s] + 64 * c);
         code[s][c][0] = _mm512_and_si512(x, nibble);
         code[s][c][1] = _mm512_and_si512(_mm512_srli_epi16(x, 4), nibble);
     }
     UNROLL
     for (int h = 0; h < heads; h++) {
-        __m512i bias = q->basis_bias[h];
-        __m512i high[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()}, mid[2] = {bias, bias};
+        __m512i sum[SLOTS];
         UNROLL
-        for (int c = 0; c < chunks; c++)
+        for (int i = 0; i < 2 * chunks; i++) {
+            __m512i digits = _mm512_loadu_si512(q->pairs[h][0] + 64 * i);
             UNROLL
-        for (int n = 0; n < 2; n++) {
-            __m512i a = _mm512_loadu_si512(q->pairs[h][0] + 128 * c + 64 * n);
-            __m512i b = _mm512_loadu_si512(q->pairs[h][1] + 128 * c + 64 * n);
-            UNROLL
-            for (int s = 0; s < 2; s++) {
-                high[s] = _mm512_dpbusd_epi32(high[s], code[s][c][n], a);
-                mid[s] = _mm512_dpbusd_epi32(mid[s], code[s][c][n], b);
-            }
+            for (int s = 0; s < slots; s++)
+                sum[s] = _mm512_dpbusd_epi32(i ? sum[s] : _mm512_setzero_si512(),
+                                             code[s][i / 2][i % 2], digits);
         }
         UNROLL
-        for (int s = 0; s < 2; s++)
-            mid[s] = _mm512_add_epi32(mid[s], _mm512_slli_epi32(high[s], 8));
-        ret[h] = fold256(mid[0], mid[1]);
+        for (int s = 0; s < slots; s++)
+            sum[s] = _mm512_slli_epi32(sum[s], 8);
+        UNROLL
+        for (int i = 0; i < 2 * chunks; i++) {
+            __m512i digits = _mm512_loadu_si512(q->pairs[h][1] + 64 * i);
+            UNROLL
+            for (int s = 0; s < slots; s++)
+                sum[s] = _mm512_dpbusd_epi32(sum[s], code[s][i / 2][i % 2], digits);
+        }
+        ret[h] = fold256(sum[0], sum[1]);
+        if (slots == SLOTS)
+            ret[h] = fold128(ret[h], fold256(sum[2], sum[3]));
     }
 }
 
-INLINE void project_slots(const int chunks, const int heads, const struct slot *slot,
-                          __mmask16 last, const struct heads *q, float *ret) {
-    __m512i front[HEADS], back[HEADS], all[HEADS];
-    __m512 scale = scales_of(slot);
+INLINE void project_slots(const int chunks, const int heads, const uint8_t *const *pair,
+                          __m512 scale, __mmask16 last, const struct heads *q, float *ret) {
+    __m512i all[HEADS], back[HEADS];
 
-    project_two(chunks, heads, slot, last, q, front);
-    project_two(chunks, heads, slot + 2, last, q, back);
-    UNROLL
-    for (int h = 0; h < HEADS; h++)
-        all[h] = h < heads ? fold128(front[h], back[h]) : _mm512_setzero_si512();
+    if (chunks <= 2) {
+        project_codes(chunks, heads, SLOTS, pair, last, q, all);
+    } else { /* the codes of four slots would not fit */
+        project_codes(chunks, heads, 2, pair, last, q, all);
+        project_codes(chunks, heads, 2, pair + 2, last, q, back);
+        UNROLL
+        for (int h = 0; h < heads; h++)
+            all[h] = fold128(all[h], back[h]);
+    }
     UNROLL
     for (int h = 0; h < heads; h += 2) { /* lanes [slot][head][direction] */
-        __m512 p = _mm512_cvtepi32_ps(fold64(all[h], all[h + 1]));
-        p = _mm512_mul_ps(p, _mm512_mul_ps(scale, q->pair_factor[h / 2]));
+        __m512i sum = fold64(all[h], h + 1 < heads ? all[h + 1] : _mm512_setzero_si512());
+        __m512 p = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, q->basis_bias[h / 2]));
+        p = clip(_mm512_mul_ps(p, _mm512_mul_ps(scale, q->pair_factor[h / 2])));
         _mm512_storeu_ps(ret + h / 2 * 16, p);
     }
 }
 
+INLINE void prefetch(const struct lk_score_shape *shape, const struct lk_score_batch *batch,
+                     uint32_t page) {
+    uint32_t first = lk_record_bytes(&shape->first), fine = lk_record_bytes(&shape->fine);
+    for (uint32_t i = 0; i < first; i += 64)
+        _mm_prefetch(batch->first[page] + i, _MM_HINT_T1);
+    if (shape->fine.directions)
+        for (uint32_t i = 0; i < fine; i += 64)
+            _mm_prefetch(batch->fine[page] + i, _MM_HINT_T1);
+}
+
 INLINE void project(const int chunks, const int heads, const struct lk_score_shape *shape,
-                    const struct heads *q, const struct lk_score_batch *batch, uint32_t pages,
-                    struct work *work) {
+                    const struct heads *q, const struct lk_score_batch *batch,
+                    const struct lk_score_batch *next, uint32_t pages, struct work *work) {
     uint32_t pairs = (shape->first.directions + shape->fine.directions) / 2;
     uint32_t rest = shape->first.head_dim % 64;
     __mmask16 last = (__mmask16)(rest ? (1 << rest / 4) - 1 : 0xffff);
-    struct slot slot[SLOTS];
+    struct slots slots;
 
-    for (uint32_t i = 0, page = 0, pair = 0; i < pages * pairs; i += SLOTS) {
-        UNROLL
-        for (int s = 0; s < SLOTS; s++) {
-            slot[s] = slot_of(shape, batch, page, pair);
-            if (++pair == pairs) {
-                pair = 0;
-                page++;
-            }
-        }
-        project_slots(chunks, heads, slot, last, q, &work->project[i / SLOTS][0][0][0][0]);
+    name_slots(shape, batch, pages, &slots);
+    for (uint32_t i = 0, page = 0; i < pages * pairs; i += SLOTS) {
+        for (; page * pairs < i + SLOTS && page < pages; page++)
+            prefetch(shape, next, page);
+        project_slots(chunks, heads, slots.pair + i, scales_of(slots.scales + i), last, q,
+                      &work->project[i / SLOTS][0][0][0][0]);
     }
 }
 
@@ -226,10 +254,11 @@ INLINE void centre_group(const int chunks, const int heads, const uint8_t *const
     __m512 sum[HEADS];
 
     UNROLL
-    for (int p = 0; p < GROUP; p++)
-        UNROLL
-    for (int c = 0; c < chunks; c++)
-        code[p][c] = _mm512_maskz_loadu_epi32(c == chunks - 1 ? last : 0xffff, page[p] + 64 * c);
+    for (int i = 0; i < GROUP * chunks; i++) {
+        __mmask16 mask = i % chunks == chunks - 1 ? last : 0xffff;
+        code[i / chunks][i % chunks] =
+            _mm512_maskz_loadu_epi32(mask, page[i / chunks] + 64 * (i % chunks));
+    }
     UNROLL
     for (int h = 0; h < HEADS; h++) {
         __m512 part[GROUP];
@@ -239,20 +268,15 @@ INLINE void centre_group(const int chunks, const int heads, const uint8_t *const
         }
         UNROLL
         for (int p = 0; p < GROUP; p++) {
-            __m512i high = _mm512_setzero_si512(), mid = q->centroid_bias[h];
-            __m512i low = q->low_bias[h];
+            __m512i high = _mm512_setzero_si512(), middle = q->centroid_bias[h];
             UNROLL
             for (int c = 0; c < chunks; c++) {
                 high = _mm512_dpbusd_epi32(high, code[p][c],
                                            _mm512_loadu_si512(q->plain[h][0] + 64 * c));
-                mid = _mm512_dpbusd_epi32(mid, code[p][c],
-                                          _mm512_loadu_si512(q->plain[h][1] + 64 * c));
-                low = _mm512_dpbusd_epi32(low, code[p][c],
-                                          _mm512_loadu_si512(q->plain[h][2] + 64 * c));
+                middle = _mm512_dpbusd_epi32(middle, code[p][c],
+                                             _mm512_loadu_si512(q->plain[h][1] + 64 * c));
             }
-            mid = _mm512_add_epi32(mid, _mm512_slli_epi32(high, 8));
-            part[p] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(low), _mm512_set1_ps(1.0f / 256),
-                                      _mm512_cvtepi32_ps(mid));
+            part[p] = _mm512_cvtepi32_ps(_mm512_add_epi32(middle, _mm512_slli_epi32(high, 8)));
         }
         sum[h] = fold_four(part); /* quarters are pages */
     }
@@ -334,22 +358,37 @@ INLINE void weigh(const int heads, const struct lk_score_shape *shape,
 
 /* ---- finish ---- */
 
+/* What the low digits add to q . centroid, for the heads and pages [head][page] of `wanted`. */
+static __attribute__((noinline)) __m512 low_products(const struct lk_score_shape *shape,
+                                                     const struct lk_query *query, uint32_t first,
+                                                     const uint8_t *const *page, __mmask16 wanted) {
+    float ret[HEADS][GROUP] = {{0}};
+    for (uint32_t i = 0; i < HEADS * GROUP; i++) {
+        uint32_t h = i / GROUP, p = i % GROUP;
+        if (!(wanted & 1 << i))
+            continue;
+        const int8_t *digits = lk_query_plain(query, first + h, LK_DIGIT_LOW);
+        __m512i sum = _mm512_setzero_si512();
+        for (uint32_t c = 0; c < shape->first.head_dim; c += 16) {
+            __m128i codes = _mm_loadu_si128((const __m128i *)(page[p] + c));
+            __m128i low = _mm_loadu_si128((const __m128i *)(digits + c));
+            sum = _mm512_add_epi32(
+                sum, _mm512_mullo_epi32(_mm512_cvtepu8_epi32(codes), _mm512_cvtepi8_epi32(low)));
+        }
+        int32_t all = _mm512_reduce_add_epi32(sum);
+        ret[h][p] = (float)(all - LK_CENTROID_BIAS * query->low_sum[first + h]) / 256;
+    }
+    return _mm512_loadu_ps(ret);
+}
+
 /* The mass of one page again, for every head, relative to its largest term. */
 static __attribute__((noinline)) void redo(const struct lk_score_shape *shape,
                                            const struct lk_score_batch *batch, struct work *work,
                                            uint32_t page, float *ret_sum, float *ret_peak) {
-    uint32_t pairs = 1 + shape->fine.directions / 2, tokens = shape->first.tokens;
+    uint32_t tokens = shape->first.tokens;
     __m512 peak[HEADS], sum[HEADS], x[HEADS];
     __mmask16 live = live_of(shape);
 
-    for (uint32_t i = 0; i < pairs; i++)
-        for (uint32_t h = 0; h < HEADS; h++) {
-            float *p = (float *)projected(work, page * pairs + i) + h / 2 * 16 + h % 2 * 2;
-            for (int n = 0; n < 2; n++)
-                p[n] = p[n] > LK_SCORE_MOST    ? LK_SCORE_MOST
-                       : p[n] < -LK_SCORE_MOST ? -LK_SCORE_MOST
-                                               : p[n];
-        }
     for (int h = 0; h < HEADS; h++) {
         peak[h] = _mm512_set1_ps(-INFINITY);
         sum[h] = _mm512_setzero_ps();
@@ -374,13 +413,13 @@ static __attribute__((noinline)) void redo(const struct lk_score_shape *shape,
         ret_sum[h] = _mm512_reduce_add_ps(sum[h]);
 }
 
-/* Sums [head][page] that are not safe again. -> what their logarithms lack */
+/* ln of sums [head][page], some of which are unsafe and made again. */
 static __attribute__((noinline)) __m512 mend(const struct lk_score_shape *shape,
                                              const struct lk_score_batch *batch, struct work *work,
-                                             uint32_t page, __mmask16 unsafe, __m512 *sum) {
+                                             uint32_t page, __mmask16 unsafe, __m512 sum) {
     float all[HEADS][GROUP], more[HEADS][GROUP] = {{0}}, page_sum[HEADS], peak[HEADS];
 
-    _mm512_storeu_ps(all, *sum);
+    _mm512_storeu_ps(all, sum);
     for (uint32_t p = 0; p < GROUP; p++) {
         if (!(unsafe & 0x1111 << p))
             continue;
@@ -391,8 +430,20 @@ static __attribute__((noinline)) __m512 mend(const struct lk_score_shape *shape,
                 more[h][p] = peak[h];
             }
     }
-    *sum = _mm512_loadu_ps(all);
-    return _mm512_loadu_ps(more);
+    return _mm512_add_ps(_mm512_loadu_ps(more), ln_of(_mm512_loadu_ps(all)));
+}
+
+/* -> [head][page]: the scales of four pages' centroids, four times */
+INLINE __m512 centroid_scales(const uint8_t *const *page, uint32_t at) {
+    uint32_t bits[GROUP];
+    UNROLL
+    for (int p = 0; p < GROUP; p++) {
+        uint16_t half;
+        memcpy(&half, page[p] + at, 2);
+        bits[p] = (uint32_t)half << 16;
+    }
+    __m128i all = _mm_set_epi32((int)bits[3], (int)bits[2], (int)bits[1], (int)bits[0]);
+    return _mm512_castsi512_ps(_mm512_broadcast_i32x4(all));
 }
 
 INLINE void finish(const int heads, const struct lk_score_shape *shape, const struct heads *q,
@@ -404,18 +455,21 @@ INLINE void finish(const int heads, const struct lk_score_shape *shape, const st
     __mmask16 wanted = (__mmask16)((1 << heads * GROUP) - 1);
 
     for (uint32_t page = 0; page < pages; page += GROUP) {
-        float scale[GROUP];
-        for (uint32_t p = 0; p < GROUP; p++)
-            scale[p] = lk_record_scale(batch->first[page + p] + scales, 0);
-        __m512 unit = _mm512_mul_ps(q->page_factor, _mm512_broadcast_f32x4(_mm_loadu_ps(scale)));
+        __m512 unit = _mm512_mul_ps(q->page_factor, centroid_scales(batch->first + page, scales));
         __m512 mu = _mm512_loadu_ps(work->centre[page / GROUP]);
-        mu = clip(_mm512_mul_ps(_mm512_permutexvar_ps(transpose, mu), unit));
-        __m512 sum = fold_quarters(work->sum + page), more = _mm512_setzero_ps();
+        mu = _mm512_permutexvar_ps(transpose, mu);
+        __mmask16 fine =
+            wanted & _mm512_cmp_ps_mask(unit, _mm512_set1_ps(LK_SCORE_LOW_UNIT), _CMP_GE_OQ);
+        if (fine)
+            mu = _mm512_add_ps(mu,
+                               low_products(shape, q->query, q->first, batch->first + page, fine));
+        mu = clip(_mm512_mul_ps(mu, unit));
+        __m512 sum = fold_quarters(work->sum + page), mass = ln_of(sum);
         __mmask16 unsafe = _mm512_cmp_ps_mask(sum, _mm512_set1_ps(SAFE_LOW), _CMP_NGE_UQ) |
                            _mm512_cmp_ps_mask(sum, _mm512_set1_ps(SAFE_HIGH), _CMP_NLE_UQ);
         if (unsafe & wanted)
-            more = mend(shape, batch, work, page, unsafe & wanted, &sum);
-        __m512 score = _mm512_add_ps(mu, _mm512_add_ps(more, ln_of(sum)));
+            mass = mend(shape, batch, work, page, unsafe & wanted, sum);
+        __m512 score = _mm512_add_ps(mu, mass);
         _mm_storeu_ps(ret + page, _mm512_castps512_ps128(score));
         if (heads > 1)
             _mm_storeu_ps(ret + LK_SCORE_BATCH + page, _mm512_extractf32x4_ps(score, 1));
@@ -429,14 +483,16 @@ INLINE void finish(const int heads, const struct lk_score_shape *shape, const st
 /* ---- a batch, for one block of heads ---- */
 
 typedef void block_fn(const struct lk_score_shape *shape, const struct heads *q,
-                      const struct lk_score_batch *batch, uint32_t pages, float *ret);
+                      const struct lk_score_batch *batch, const struct lk_score_batch *next,
+                      uint32_t pages, float *ret);
 
 #define BLOCK(CHUNKS, SIZE)                                                                        \
     static void block_##CHUNKS##_##SIZE(const struct lk_score_shape *shape, const struct heads *q, \
-                                        const struct lk_score_batch *batch, uint32_t pages,        \
+                                        const struct lk_score_batch *batch,                        \
+                                        const struct lk_score_batch *next, uint32_t pages,         \
                                         float *ret) {                                              \
         struct work work;                                                                          \
-        project(CHUNKS, SIZE, shape, q, batch, pages, &work);                                      \
+        project(CHUNKS, SIZE, shape, q, batch, next, pages, &work);                                \
         centre(CHUNKS, SIZE, shape, q, batch, pages, &work);                                       \
         weigh(SIZE, shape, batch, pages, &work);                                                   \
         finish(SIZE, shape, q, batch, pages, &work, ret);                                          \
@@ -466,31 +522,38 @@ static void name_heads(const struct lk_query *query, uint32_t first, struct head
     const float *f = query->factor + first;
     const float log2_e = 1.44269504f;
 
+    q->query = query;
+    q->first = first;
     for (uint32_t h = 0; h < HEADS; h++) {
         uint32_t g = first + h;
-        for (uint32_t n = 0; n < 3; n++)
+        for (uint32_t n = 0; n < 2; n++) {
             q->plain[h][n] = lk_query_plain(query, g, n);
-        for (uint32_t n = 0; n < 2; n++)
             q->pairs[h][n] = lk_query_pairs(query, g, n);
-        q->basis_bias[h] = _mm512_maskz_set1_epi32(3, -LK_BASIS_BIAS * query->code_sum[g]);
+        }
         q->centroid_bias[h] = _mm512_maskz_set1_epi32(1, -LK_CENTROID_BIAS * query->code_sum[g]);
-        q->low_bias[h] = _mm512_maskz_set1_epi32(1, -LK_CENTROID_BIAS * query->low_sum[g]);
     }
     for (uint32_t h = 0; h < HEADS; h += 2) {
-        float a = f[h] * log2_e, b = f[h + 1] * log2_e;
-        q->pair_factor[h / 2] = _mm512_mask_blend_ps(0xcccc, _mm512_set1_ps(a), _mm512_set1_ps(b));
+        const int32_t *sum = query->code_sum + first + h;
+        const __mmask16 second = 0xcccc;
+        q->pair_factor[h / 2] = _mm512_mask_blend_ps(second, _mm512_set1_ps(f[h] * log2_e),
+                                                     _mm512_set1_ps(f[h + 1] * log2_e));
+        q->basis_bias[h / 2] =
+            _mm512_mask_blend_epi32(second, _mm512_set1_epi32(LK_BASIS_BIAS * sum[0]),
+                                    _mm512_set1_epi32(LK_BASIS_BIAS * sum[1]));
     }
     q->page_factor = _mm512_set_ps(f[3], f[3], f[3], f[3], f[2], f[2], f[2], f[2], f[1], f[1], f[1],
                                    f[1], f[0], f[0], f[0], f[0]);
 }
 
 void lk_score_avx512(const struct lk_score_shape *shape, const struct lk_query *query,
-                     const struct lk_score_batch *batch, uint32_t pages, float *ret) {
+                     const struct lk_score_batch *batch, const struct lk_score_batch *next,
+                     uint32_t pages, float *ret) {
     uint32_t padded = (pages + GROUP - 1) / GROUP * GROUP;
     for (uint32_t g = 0; g < shape->group; g += HEADS) {
         uint32_t left = shape->group - g, size = left == 1 ? 0 : left == 2 ? 1 : 2;
         struct heads q;
         name_heads(query, g, &q);
-        blocks[query->padded / 64 - 1][size](shape, &q, batch, padded, ret + g * LK_SCORE_BATCH);
+        blocks[query->padded / 64 - 1][size](shape, &q, batch, next, padded,
+                                             ret + g * LK_SCORE_BATCH);
     }
 }

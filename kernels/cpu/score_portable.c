@@ -59,10 +59,12 @@ static float score_page(const struct page *page, const struct lk_record *shape,
                         const struct lk_query *q, uint32_t g) {
     float x[TOKENS_MAX] = {0}, most = -INFINITY, sum = 0;
     uint32_t d = shape->head_dim;
-    float mu = product(q, g, LK_DIGIT_MIDDLE, page->centroid, d) +
-               product(q, g, LK_DIGIT_LOW, page->centroid, d) / 256;
+    float unit = page->centroid_scale * q->factor[g];
+    float mu = product(q, g, LK_DIGIT_MIDDLE, page->centroid, d);
 
-    mu = clip(mu * (page->centroid_scale * q->factor[g]));
+    if (unit >= LK_SCORE_LOW_UNIT)
+        mu += product(q, g, LK_DIGIT_LOW, page->centroid, d) / 256;
+    mu = clip(mu * unit);
     for (uint32_t i = 0; i < page->directions; i++) {
         float p = clip(product(q, g, LK_DIGIT_MIDDLE, page->basis[i], d) *
                        (page->scale[i] * q->factor[g]));
@@ -77,7 +79,9 @@ static float score_page(const struct page *page, const struct lk_record *shape,
 }
 
 void lk_score_portable(const struct lk_score_shape *shape, const struct lk_query *query,
-                       const struct lk_score_batch *batch, uint32_t pages, float *ret) {
+                       const struct lk_score_batch *batch, const struct lk_score_batch *next,
+                       uint32_t pages, float *ret) {
+    (void)next;
     for (uint32_t j = 0; j < pages; j++) {
         struct page page;
         page.directions = 0;
