@@ -82,7 +82,7 @@ static void reclaim(struct lk_ring_client *ring) {
 /* Where a descriptor of `bytes` starts, as a free-running offset: no descriptor wraps around the
  * area's end. */
 static uint64_t desc_start(const struct lk_ring_client *ring, uint32_t bytes) {
-    uint64_t at = ring->desc_tail % ring->desc_bytes;
+    uint64_t at = ring->desc_tail & (ring->desc_bytes - 1);
     return at + bytes > ring->desc_bytes ? ring->desc_tail + (ring->desc_bytes - at)
                                          : ring->desc_tail;
 }
@@ -116,7 +116,7 @@ int lk_ring_client_reserve(struct lk_ring_client *ring, uint32_t desc_bytes,
     struct lk_sqe *sqe = &ring->sq[ring->sq_tail & (ring->sq_entries - 1)];
     memset(sqe, 0, sizeof(*sqe));
     sqe->desc_bytes = desc_bytes;
-    sqe->desc = desc_bytes ? start % ring->desc_bytes : 0;
+    sqe->desc = desc_bytes ? start & (ring->desc_bytes - 1) : 0;
     ring->desc_next = start + lines;
     *ret_sqe = sqe;
     *ret_desc = desc_bytes ? ring->desc + sqe->desc : NULL;

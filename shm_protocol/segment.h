@@ -35,7 +35,7 @@
 #define LK_DESC_BYTES_PER_ENTRY 4096
 
 struct lk_segment_sizes {
-    uint32_t sq_entries, cq_entries, descriptor_bytes;
+    uint32_t sq_entries, cq_entries, descriptor_bytes; /* powers of two */
     uint64_t sq_offset, desc_offset, cq_offset;
     uint64_t submission_bytes, completion_bytes, arena_bytes;
 };
