@@ -38,6 +38,7 @@ uint64_t lk_pool_fitting_pages(const struct lk_engine *engine,
  * second pass covers nearly all pages, so budgets are tried in small steps. */
 static uint64_t sparse_row_bytes(struct lk_row *row) {
     uint64_t largest = 0, pages = lk_row_pages(row);
+    row->exact = 0;
     row->tokens = 1;
     for (uint64_t budget = 1; budget <= 2 * pages; budget += 1 + budget / 16)
         for (uint32_t scan = LK_FULL; scan <= LK_TREE; scan++)
@@ -71,8 +72,8 @@ static uint64_t largest_row_bytes(const struct lk_config *config,
                          .recent_pages = 1};
     if (row.length == 0)
         return 0;
-    return most(sparse_row_bytes(&row),
-                exact_row_bytes(&row, least(config->max_row_tokens, row.length)));
+    uint64_t sparse = sparse_row_bytes(&row);
+    return most(sparse, exact_row_bytes(&row, least(config->max_row_tokens, row.length)));
 }
 
 uint64_t lk_workspace_bytes(const struct lk_config *config) {
