@@ -69,8 +69,8 @@ struct lk_ring_client {
     uint64_t desc_end[LK_SQ_ENTRIES_MAX]; /* by slot: desc_tail after that entry */
 };
 
-/* Attaches to mapped segments; sizes and offsets have been checked (segment.h). desc_bytes is a power
- * of two. */
+/* Attaches to mapped segments; sizes and offsets have been checked (segment.h). desc_bytes is a
+ * power of two. */
 void lk_ring_client_init(struct lk_ring_client *ring, struct lk_submission_head *submission,
                          const struct lk_completion_head *completion, uint32_t desc_bytes);
 

@@ -5,8 +5,8 @@
  *
  * Idea: the daemon makes every segment, sized and allocated in full, and seals it against
  * shrinking, growing and further seals before anyone sees it: no client can make an access of the
- * daemon run past the end. The completion segment belongs to the daemon: its inode is of mode 0600 and
- * the client's descriptor is a second opening, read-only. (A FUTURE_WRITE seal would stop a
+ * daemon run past the end. The completion segment belongs to the daemon: its inode is of mode 0600
+ * and the client's descriptor is a second opening, read-only. (A FUTURE_WRITE seal would stop a
  * restarted daemon too.)
  *
  * Invariants

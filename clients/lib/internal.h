@@ -90,8 +90,8 @@ void lk_client_publish(struct locks *locks);
 int lk_client_offset(struct locks *locks, const void *pointer, const char *what, uint32_t row,
                      uint64_t *ret);
 
-/* wait.c: lands completions until that of `flight` comes; frees it. ret_value (may be NULL) gets its
- * value. -> its status. */
+/* wait.c: lands completions until that of `flight` comes; frees it. ret_value (may be NULL) gets
+ * its value. -> its status. */
 int lk_client_complete(struct locks *locks, uint32_t flight, uint64_t *ret_value);
 /* Lands one completion. */
 int lk_client_land(struct locks *locks);
