@@ -6,6 +6,7 @@
 
 #include <inttypes.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -143,27 +144,56 @@ void replay_report_text(const struct replay_report *report) {
 
 /* ---- for programs ---- */
 
+/* JSON has no NaN: what a trace's own NaN made of a figure is null. */
+static void set_real(json_t *object, const char *key, double value) {
+    json_object_set_new(object, key, isfinite(value) ? json_real(value) : json_null());
+}
+
+static void set_count(json_t *object, const char *key, uint64_t value) {
+    json_object_set_new(object, key, json_integer((json_int_t)value));
+}
+
 static json_t *way_json(const struct replay_verdict *v) {
-    json_t *way = json_pack("{s:f, s:f, s:I, s:I}", "captured_mass_true", v->mass, "output_error",
-                            v->error, "carriers", (json_int_t)v->carriers, "carriers_read",
-                            (json_int_t)v->carriers_read);
+    json_t *way = json_object();
+    set_real(way, "captured_mass_true", v->mass);
+    set_real(way, "output_error", v->error);
+    set_count(way, "carriers", v->carriers);
+    set_count(way, "carriers_read", v->carriers_read);
     return way;
+}
+
+static json_t *bytes_json(const struct figures *f) {
+    json_t *bytes = json_object();
+    set_real(bytes, "score", f->score_bytes);
+    set_real(bytes, "select", f->select_bytes);
+    set_real(bytes, "attend", f->attend_bytes);
+    set_real(bytes, "dense", f->dense_bytes);
+    return bytes;
+}
+
+static json_t *seconds_json(const struct figures *f) {
+    json_t *seconds = json_object();
+    set_real(seconds, "p50", f->p50);
+    set_real(seconds, "p99", f->p99);
+    set_real(seconds, "append", f->append);
+    set_real(seconds, "score", f->score);
+    set_real(seconds, "select", f->select);
+    set_real(seconds, "attend", f->attend);
+    return seconds;
 }
 
 static json_t *layer_json(const struct replay_report *report, uint32_t layer) {
     struct figures f = figure(report, layer);
-    json_t *object = json_pack("{s:I, s:f, s:f, s:f, s:I, s:I, s:I}", "layer",
-                               (json_int_t)report->trace->layers[layer].number, "pages_kept",
-                               f.kept, "pages_sampled", f.sampled, "captured_mass_reported", f.mass,
-                               "rows", (json_int_t)f.rows, "rows_exact", (json_int_t)f.exact,
-                               "rows_mass_estimated", (json_int_t)f.estimated);
-    json_t *bytes = json_pack("{s:f, s:f, s:f, s:f}", "score", f.score_bytes, "select",
-                              f.select_bytes, "attend", f.attend_bytes, "dense", f.dense_bytes);
-    json_t *seconds =
-        json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "p50", f.p50, "p99", f.p99, "append", f.append,
-                  "score", f.score, "select", f.select, "attend", f.attend);
-    json_object_set_new(object, "bytes_a_step", bytes);
-    json_object_set_new(object, "seconds_a_step", seconds);
+    json_t *object = json_object();
+    set_count(object, "layer", report->trace->layers[layer].number);
+    set_real(object, "pages_kept", f.kept);
+    set_real(object, "pages_sampled", f.sampled);
+    set_real(object, "captured_mass_reported", f.mass);
+    set_count(object, "rows", f.rows);
+    set_count(object, "rows_exact", f.exact);
+    set_count(object, "rows_mass_estimated", f.estimated);
+    json_object_set_new(object, "bytes_a_step", bytes_json(&f));
+    json_object_set_new(object, "seconds_a_step", seconds_json(&f));
     if (!report->comparison)
         return object;
     json_t *ways = json_object();
@@ -187,6 +217,8 @@ int replay_report_json(const struct replay_report *report, char *why) {
         "dtype", lk_tensor_type_name(t->type), "budget", (json_int_t)o->budget, "page_tokens",
         (json_int_t)o->page_tokens, "rank", (json_int_t)o->rank, "scan", replay_scan_name(o->scan),
         "dense", (int)o->dense, "append_seconds", report->run->append_seconds, "layers", layers);
+    if (object && o->mass > 0)
+        set_real(object, "mass_target", o->mass);
     char *text = object ? json_dumps(object, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(object);
     if (!text) {
