@@ -23,6 +23,7 @@
 #define WARPS   8
 #define THREADS (32 * WARPS)
 #define QUERIES 8
+#define SLICES_MOST 256
 #define NEVER   0x7fffffff
 
 struct attend_args {
@@ -123,9 +124,9 @@ __device__ __forceinline__ int query_limit(const struct attend_args &a, const st
 struct merge_memory {
     struct lk_cuda_stat stat[WARPS][QUERIES];
     float factor[WARPS][QUERIES];
-    float mass[WARPS * QUERIES];
+    float mass[WARPS * QUERIES], scale[WARPS * QUERIES];
     uint32_t last;
-    float out[1]; /* [warp][query][d + 4] */
+    alignas(16) float out[4]; /* [warp][query][d + 4] */
 };
 
 __device__ __forceinline__ float *warp_out(struct merge_memory *s, uint32_t warp, uint32_t query,
@@ -207,34 +208,45 @@ __device__ void merge_slices(const struct attend_args &a, const struct task &t,
     const uint64_t step = (uint64_t)most * (d * 4 + sizeof(struct lk_cuda_stat));
     const uint8_t *first = partial_of(a, t, 0, most);
     float *factor = s->out; /* [query][slice] */
+    const uint32_t lane = threadIdx.x % 32;
 
-    if (threadIdx.x < t.queries) {
+    for (uint32_t q = threadIdx.x / 32; q < t.queries; q += WARPS) { /* a warp a query */
         struct lk_cuda_stat all = {-INFINITY, 0.f, 0.f, 0.f};
-        for (uint32_t i = 0; i < slices; i++) {
-            float4 v = __ldcg((const float4 *)(first + i * step + most * d * 4) + threadIdx.x);
-            all.peak = fmaxf(all.peak, v.x);
+        float4 v[SLICES_MOST / 32];
+#pragma unroll
+        for (uint32_t i = 0; i < SLICES_MOST / 32; i++) {
+            v[i] = make_float4(-INFINITY, 0.f, 0.f, 0.f);
+            if (32 * i + lane < slices)
+                v[i] = __ldcg((const float4 *)(first + (32 * i + lane) * step + most * d * 4) + q);
+            all.peak = fmaxf(all.peak, v[i].x);
         }
-        for (uint32_t i = 0; i < slices; i++) {
-            float4 v = __ldcg((const float4 *)(first + i * step + most * d * 4) + threadIdx.x);
-            float f = shrink(v.x, all.peak);
-            all.mass += v.y * f;
-            all.kept += v.z * f;
-            factor[threadIdx.x * slices + i] = f;
+        all.peak = warp_max(all.peak);
+#pragma unroll
+        for (uint32_t i = 0; i < SLICES_MOST / 32; i++) {
+            float f = shrink(v[i].x, all.peak);
+            all.mass = fmaf(v[i].y, f, all.mass);
+            all.kept = fmaf(v[i].z, f, all.kept);
+            if (32 * i + lane < slices)
+                factor[q * slices + 32 * i + lane] = f;
         }
-        s->factor[0][threadIdx.x] = all.mass > 0 ? 1.f / all.mass : 0.f;
-        finish_query(a, t, s, threadIdx.x, all);
+        all.mass = warp_sum(all.mass);
+        all.kept = warp_sum(all.kept);
+        if (lane == 0) {
+            s->scale[q] = all.mass > 0 ? 1.f / all.mass : 0.f;
+            finish_query(a, t, s, q, all);
+        }
     }
     __syncthreads();
     for (uint32_t e = threadIdx.x * 2; e < t.queries * d; e += THREADS * 2) {
         const float *f = factor + e / d * slices;
         float2 sum = make_float2(0.f, 0.f);
-#pragma unroll 8
+#pragma unroll 16
         for (uint32_t i = 0; i < slices; i++) {
             float2 v = __ldcg((const float2 *)(first + i * step + e * 4));
             sum.x = fmaf(v.x, f[i], sum.x);
             sum.y = fmaf(v.y, f[i], sum.y);
         }
-        float scale = s->factor[0][e / d];
+        float scale = s->scale[e / d];
         *(float2 *)&query_out(a, t, e / d)[e % d] = make_float2(sum.x * scale, sum.y * scale);
     }
 }
@@ -247,28 +259,30 @@ __device__ void finish_task(const struct attend_args &a, const struct task &t, s
     uint8_t *partial = whole ? NULL : partial_of(a, t, t.slice, most);
 
     __syncthreads();
-    if (threadIdx.x < most) {
-        uint32_t w = threadIdx.x / QUERIES, q = threadIdx.x % QUERIES;
-        struct lk_cuda_stat all = {-INFINITY, 0.f, 0.f, 0.f};
-        for (uint32_t i = 0; i < parts; i++)
-            all.peak = fmaxf(all.peak, s->stat[w + i * shared_by][q].peak);
-        for (uint32_t i = 0; i < parts; i++) {
-            struct lk_cuda_stat v = s->stat[w + i * shared_by][q];
-            float f = shrink(v.peak, all.peak);
-            all.mass += v.mass * f;
-            all.kept += v.kept * f;
-            s->factor[w + i * shared_by][q] = f;
+    for (uint32_t x = threadIdx.x / 8; x < (most + 3) / 4 * 4; x += THREADS / 8) { /* eight lanes a query */
+        const uint32_t w = x / QUERIES + threadIdx.x % 8 * shared_by, q = x % QUERIES;
+        struct lk_cuda_stat v = {-INFINITY, 0.f, 0.f, 0.f};
+        if (threadIdx.x % 8 < parts)
+            v = s->stat[w][q];
+        float peak = v.peak, f;
+#pragma unroll
+        for (int o = 1; o < 8; o <<= 1)
+            peak = fmaxf(peak, __shfl_xor_sync(LK_FULL_WARP, peak, o));
+        f = shrink(v.peak, peak);
+        struct lk_cuda_stat all = {peak, v.mass * f, v.kept * f, 0.f};
+#pragma unroll
+        for (int o = 1; o < 8; o <<= 1) {
+            all.mass += __shfl_xor_sync(LK_FULL_WARP, all.mass, o);
+            all.kept += __shfl_xor_sync(LK_FULL_WARP, all.kept, o);
         }
-        if (whole) {
-            float scale = all.mass > 0 ? 1.f / all.mass : 0.f;
-            for (uint32_t i = 0; i < parts; i++)
-                s->factor[w + i * shared_by][q] *= scale;
-            if (threadIdx.x < t.queries)
-                finish_query(a, t, s, threadIdx.x, all);
-        } else {
-            __stcg((float4 *)(partial + most * d * 4) + threadIdx.x,
-                   make_float4(all.peak, all.mass, all.kept, 0.f));
-        }
+        if (whole)
+            f *= all.mass > 0 ? 1.f / all.mass : 0.f;
+        if (threadIdx.x % 8 < parts)
+            s->factor[w][q] = f;
+        if (threadIdx.x % 8 == 0 && whole && x < t.queries)
+            finish_query(a, t, s, x, all);
+        if (threadIdx.x % 8 == 0 && !whole)
+            __stcg((float4 *)(partial + most * d * 4) + x, make_float4(all.peak, all.mass, all.kept, 0.f));
     }
     __syncthreads();
     for (uint32_t e = threadIdx.x * 2; e < t.queries * d; e += THREADS * 2) {
@@ -505,7 +519,7 @@ __global__ void __launch_bounds__(THREADS) attend_plain(const __grid_constant__ 
 /* ---- launcher ---- */
 
 static uint32_t shared_bytes(uint32_t d) {
-    uint32_t slices = 256 * WARPS * QUERIES, out = WARPS * QUERIES * (d + 4);
+    uint32_t slices = 64 * WARPS * QUERIES * 4, out = WARPS * QUERIES * (d + 4);
 
     return sizeof(struct merge_memory) + 4 * (slices > out ? slices : out);
 }

@@ -56,14 +56,15 @@ __device__ __forceinline__ bool find_rotation(float aa, float bb, float ab, floa
 /* Shared memory of one page. */
 struct page_memory {
     float *x;      /* [n][d + 4] differences */
-    float *u;      /* [16][n] coefficients, unit length */
+    float *u;      /* [rank][n] coefficients, unit length */
+    float *value;  /* [16] eigenvalues */
     float *v;      /* [rank + 1][d]: directions, and last the mean */
     uint8_t *code; /* the records */
 };
 
 __host__ __device__ __forceinline__ uint32_t page_bytes(uint32_t n, uint32_t d, uint32_t rank,
                                                         uint32_t record) {
-    return (n * (d + 4) + rank * n + (rank + 1) * d) * 4 + record;
+    return (n * (d + 4) + rank * n + LK_RANK_MAX + (rank + 1) * d) * 4 + record;
 }
 
 template <int LANES> __device__ __forceinline__ float group_sum(float x) {
@@ -263,6 +264,7 @@ __device__ void keep_best(const struct page_memory &m, uint32_t rank, uint32_t l
                 top = fabsf(col[x][t]);
                 sign = copysignf(1.f, col[x][t]);
             }
+        m.value[place[x]] = sqrtf(norm[x]);
 #pragma unroll
         for (int t = 0; t < N; t++)
             m.u[place[x] * N + t] = col[x][t] * unit * sign;
@@ -335,7 +337,8 @@ __global__ void __launch_bounds__(256, 1)
 
     m.x = (float *)(memory + (uint64_t)local * bytes);
     m.u = m.x + N * (d + 4);
-    m.v = m.u + rank * N;
+    m.value = m.u + rank * N;
+    m.v = m.value + LK_RANK_MAX;
     m.code = (uint8_t *)(m.v + (rank + 1) * d);
     wait_for_previous();
     for (uint64_t base = (uint64_t)warp * PAGES; base < tasks; base += (uint64_t)warps * PAGES) {
@@ -390,7 +393,7 @@ __global__ void __launch_bounds__(256, 1)
         for (int i = 0; i < LK_RANK_MAX; i++) {
             if (i >= rank)
                 break;
-            bool live = !dead && length[i] > 1e-3f * length[0];
+            bool live = !dead && m.value[i] > 1e-6f * m.value[0];
             for (uint32_t c = l; c < d; c += LANES)
                 m.v[i * d + c] *= live ? 1.f / length[i] : 0.f;
             __syncwarp();

@@ -28,6 +28,7 @@
 #define LK_SCAN_STAGES 2
 #endif
 #define SHARED_MOST  (226 * 1024)
+#define BARRIER_BYTES 1024
 #define TILE         8
 #define PEAK_MOST    100.f
 #define MAGIC        0x4B400000 /* as float 12582912 + x for small integers x */
@@ -129,40 +130,45 @@ __device__ __forceinline__ void load_query(const struct scan_args &a, const stru
     const float norm = rsqrtf((float)D);
     constexpr int N = D / 32;
 
-    __syncwarp();
+    float x[4][N];
+
 #pragma unroll
     for (int g = 0; g < 4; g++) {
-        float x[N], peak = 0, unit;
-        int hi_sum = 0, lo_sum = 0;
         const uint16_t *q =
             (const uint16_t *)c.r->q + ((uint64_t)c.head * group + first + g) * D;
 #pragma unroll
         for (int i = 0; i < N; i++)
-            x[i] = first + g < group ? element(q[32 * i + lane], bf16) : 0.f;
+            x[g][i] = first + g < group ? element(__ldg(q + 32 * i + lane), bf16) : 0.f;
+    }
+    __syncwarp();
 #pragma unroll
-        for (int o = 1; o < 32; o <<= 1)
+    for (int o = 1; o < 32; o <<= 1)
 #pragma unroll
-            for (int i = 0; i < N; i++) {
-                float y = __shfl_xor_sync(LK_FULL_WARP, x[i], o);
-                x[i] = lane & o ? y - x[i] : x[i] + y;
-            }
+        for (int i = 0; i < 4 * N; i++) {
+            float *at = &x[i / N][i % N], y = __shfl_xor_sync(LK_FULL_WARP, *at, o);
+            *at = lane & o ? y - *at : *at + y;
+        }
+#pragma unroll
+    for (int g = 0; g < 4; g++) {
+        float peak = 0, unit;
+        int hi_sum = 0, lo_sum = 0;
 #pragma unroll
         for (int o = 1; o < N; o <<= 1)
 #pragma unroll
             for (int i = 0; i < N; i++)
                 if (!(i & o)) {
-                    float y = x[i + o];
-                    x[i + o] = x[i] - y;
-                    x[i] += y;
+                    float y = x[g][i + o];
+                    x[g][i + o] = x[g][i] - y;
+                    x[g][i] += y;
                 }
 #pragma unroll
         for (int i = 0; i < N; i++)
-            peak = fmaxf(peak, fabsf(x[i]));
+            peak = fmaxf(peak, fabsf(x[g][i]));
         peak = __uint_as_float(__reduce_max_sync(LK_FULL_WARP, __float_as_uint(peak)));
         unit = peak > 1e-30f ? 32512.f / peak : 0.f;
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            int v = max(-32512, min(32512, __float2int_rn(x[i] * unit))), hi = (v + 128) >> 8;
+            int v = max(-32512, min(32512, __float2int_rn(x[g][i] * unit))), hi = (v + 128) >> 8;
             bytes[(2 * g) * D + 32 * i + lane] = (int8_t)hi;
             bytes[(2 * g + 1) * D + 32 * i + lane] = (int8_t)(v - 256 * hi);
             hi_sum += hi;
@@ -197,6 +203,21 @@ struct records {
     uint32_t coarse_stride, fine_stride; /* also their strides in shared memory */
     uint32_t centroid, coarse_coeffs, coarse_scales, fine_coeffs, fine_scales, tokens;
 };
+
+/* The same as numbers known to the compiler, which then unrolls a tile's pages. */
+template <int D, int R, int T> __device__ __forceinline__ constexpr struct records fixed_records() {
+    struct records r = {};
+
+    r.centroid = D;
+    r.coarse_coeffs = 2 * D;
+    r.coarse_scales = 2 * D + 2 * T;
+    r.coarse_stride = (2 * D + 2 * T + 6 + 15) / 16 * 16;
+    r.fine_coeffs = (R - 2) * D / 2;
+    r.fine_scales = r.fine_coeffs + (R - 2) * T;
+    r.fine_stride = R > 2 ? (r.fine_scales + 2 * (R - 2) + 15) / 16 * 16 : 0;
+    r.tokens = T;
+    return r;
+}
 
 template <int N> __device__ __forceinline__ void load_words(uint32_t *w, const uint8_t *from) {
     if constexpr (N == 2) {
@@ -247,11 +268,12 @@ __device__ __forceinline__ float gather_pages(const float *sum) {
     return keep + __shfl_xor_sync(LK_FULL_WARP, send, 4);
 }
 
-/* score[j]: page lane / 4 of the tile, query 4 j + lane % 4. -> the largest logit less its centroid. */
-template <int D, int R, int NG>
+/* score[j]: page lane / 4 of the tile, query 4 j + lane % 4. -> the largest logit less its centroid.
+ * T: tokens of a record, 0: as rec says. */
+template <int D, int R, int NG, int T>
 __device__ __forceinline__ float score_tile(const struct records &rec, const uint8_t *coarse,
                                             const struct query<D> *q, bool careful, float *score) {
-    constexpr int W = D / 32, PAGES = 16 / R;
+    constexpr int W = D / 32, PAGES = 16 / R, UNROLL = T < 16 ? 1 : T / 16;
     const uint8_t *fine = coarse + TILE * rec.coarse_stride;
     const uint32_t lane = threadIdx.x % 32, r = lane >> 2, c = lane & 3;
     float sum[NG][TILE], shift[NG], peak = -INFINITY;
@@ -293,13 +315,14 @@ __device__ __forceinline__ float score_tile(const struct records &rec, const uin
         for (int l = 0; l < (PAGES ? PAGES : 1); l++) {
             const int p = s * 16 / R + l;
             const uint8_t *pc = coarse + p * rec.coarse_stride, *pf = fine + p * rec.fine_stride;
-            const uint32_t tiles = rec.tokens < 16 ? 1 : rec.tokens / 16;
+            const uint32_t tiles = T ? UNROLL : rec.tokens < 16 ? 1 : rec.tokens / 16;
             const float second = rec.tokens < 16 ? 0.f : 1.f;
             float top[NG];
 #pragma unroll
             for (int j = 0; j < NG; j++)
                 sum[j][p] = 0, top[j] = 0;
             for (int round = careful ? 0 : 1; round < 2; round++) {
+#pragma unroll UNROLL
                 for (uint32_t m = 0; m < tiles; m++) {
                     uint32_t a0, a1, a2 = 0, a3 = 0;
                     if (R == 16) {
@@ -541,25 +564,95 @@ __device__ __forceinline__ struct records records_of(const struct scan_args &a, 
     return r;
 }
 
-/* Start the copies of the tile's records; ids: lane i < 8 has the i-th record's index in its plane. */
+/* score_tile() for the record sizes that are worth their own code; -> false: none of these. */
+template <int D, int R, int NG>
+__device__ __forceinline__ bool score_fixed(uint32_t tokens, const uint8_t *tile,
+                                            const struct query<D> *q, float *score, float *peak) {
+    if (tokens == 16)
+        *peak = score_tile<D, R, NG, 16>(fixed_records<D, R, 16>(), tile, q, false, score);
+    else if (R < 16 && D <= 128 && tokens == 8)
+        *peak = score_tile<D, R < 16 ? R : 2, NG, 8>(fixed_records<D, R < 16 ? R : 2, 8>(), tile, q, false, score);
+    else if (R == 2 && D <= 128 && tokens == 64)
+        *peak = score_tile<D, 2, NG, 64>(fixed_records<D, 2, 64>(), tile, q, false, score);
+    else if (R == 2 && D <= 128 && tokens == 32)
+        *peak = score_tile<D, 2, NG, 32>(fixed_records<D, 2, 32>(), tile, q, false, score);
+    else
+        return false;
+    return true;
+}
+
+/* Start the copies of the tile's records; ids: lane i < 8 has the i-th record's index in its plane.
+ * Four pages of a quad lie together and travel together. On sm_90 the copy engine takes them, so that
+ * the warp goes on at once; `bar` counts their bytes. */
 __device__ __forceinline__ void fetch_tile(const struct scan_args &a, const struct cursor &c,
-                                           const struct records &rec, uint32_t ids, uint8_t *to) {
+                                           const struct records &rec, uint32_t ids, uint8_t *to,
+                                           uint64_t *bar) {
     const uint32_t lane = threadIdx.x % 32;
     const uint64_t plane = (uint64_t)c.r->layer * a.pool.geometry.kv_heads + c.head;
     const uint8_t *coarse = c.super ? a.pool.super + plane * (a.pool.pages / 4) * rec.coarse_stride
                                     : a.pool.coarse + plane * a.pool.pages * rec.coarse_stride;
     const uint8_t *fine = a.pool.fine + plane * a.pool.pages * rec.fine_stride;
 
-#pragma unroll
+#if __CUDA_ARCH__ >= 900
+    const bool quads = !c.super && !c.listed && c.r->table_shift == 2;
+    const uint32_t pieces = quads ? 2 : TILE, pages = TILE / pieces, piece = lane & (pieces - 1);
+    const bool second = lane >= pieces;
+    uint64_t id = __shfl_sync(LK_FULL_WARP, ids, piece * pages);
+    uint32_t stride = second ? rec.fine_stride : rec.coarse_stride, address = (uint32_t)__cvta_generic_to_shared(bar);
+
+    if (quads)
+        id &= ~3ull;
+    if (lane == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address),
+                     "r"(TILE * (rec.coarse_stride + rec.fine_stride))
+                     : "memory");
+    if (lane < (rec.fine_stride ? 2 : 1) * pieces)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         (uint32_t)__cvta_generic_to_shared(
+                             to + (second ? TILE * rec.coarse_stride : 0) + piece * pages * stride)),
+                     "l"((second ? fine : coarse) + id * stride), "r"(pages * stride), "r"(address)
+                     : "memory");
+#else
+    const uint32_t x = lane * 16;
+    uint8_t *const to_fine = to + TILE * rec.coarse_stride;
+
     for (int p = 0; p < TILE; p++) {
         uint64_t id = __shfl_sync(LK_FULL_WARP, ids, p);
-        const uint8_t *from = coarse + id * rec.coarse_stride;
-        for (uint32_t x = lane * 16; x < rec.coarse_stride; x += 512)
-            copy_async(to + p * rec.coarse_stride + x, from + x);
-        from = fine + id * rec.fine_stride;
-        for (uint32_t x = lane * 16; x < rec.fine_stride; x += 512)
-            copy_async(to + TILE * rec.coarse_stride + p * rec.fine_stride + x, from + x);
+        for (uint32_t y = x; y < rec.coarse_stride; y += 512)
+            copy_async(to + p * rec.coarse_stride + y, coarse + id * rec.coarse_stride + y);
+        for (uint32_t y = x; y < rec.fine_stride; y += 512)
+            copy_async(to_fine + p * rec.fine_stride + y, fine + id * rec.fine_stride + y);
     }
+#endif
+}
+
+__device__ __forceinline__ void prepare_barriers(uint64_t *bar, uint32_t count) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x % 32 < count)
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(
+                         (uint32_t)__cvta_generic_to_shared(bar + threadIdx.x % 32))
+                     : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+    __syncwarp();
+}
+
+/* The tile fetched STAGES fetches ago has arrived. */
+template <int STAGES> __device__ __forceinline__ void wait_tile(uint64_t *bar, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+    uint32_t done, address = (uint32_t)__cvta_generic_to_shared(bar);
+
+    do
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+                     "selp.u32 %0, 1, 0, p;}"
+                     : "=r"(done)
+                     : "r"(address), "r"(parity)
+                     : "memory");
+    while (!done);
+#else
+    copy_wait<STAGES - 1>();
+#endif
+    __syncwarp();
 }
 
 template <int D, int R, int NG, int STAGES>
@@ -569,22 +662,26 @@ __global__ void __launch_bounds__(512, 1)
     const uint32_t lane = threadIdx.x % 32, in_block = threadIdx.x / 32;
     const uint32_t warps = gridDim.x * (blockDim.x / 32);
     const uint32_t warp = in_block * gridDim.x + blockIdx.x; /* neighbours on different processors */
-    uint8_t *ring = shared + in_block * STAGES * tile_bytes;
-    int8_t *bytes = (int8_t *)(shared + blockDim.x / 32 * STAGES * tile_bytes + in_block * 8 * D);
+    uint64_t *bar = (uint64_t *)shared + in_block * STAGES;
+    uint8_t *ring = shared + BARRIER_BYTES + in_block * STAGES * tile_bytes;
+    int8_t *bytes = (int8_t *)(shared + BARRIER_BYTES + blockDim.x / 32 * STAGES * tile_bytes + in_block * 8 * D);
     struct cursor in = {}, out = {};
     struct records rec = records_of(a, false, R);
     struct query<D> q[NG];
-    uint32_t stage = 0, ids = 0, total;
+    uint32_t stage = 0, parity = 0, ids = 0, total;
     float2 part[NG];
 
     let_next_start();
-    wait_for_previous();
+    prepare_barriers(bar, STAGES);
     total = a.batch->tasks[a.stage];
     in.task = warp;
+    if (a.stage == LK_CUDA_RESCAN)
+        wait_for_previous();
     find_task(a, warps, &in);
     out = in;
     if (in.task < total)
         ids = tile_record(in, lane & 7);
+    wait_for_previous();
     auto advance = [&](struct cursor &c) {
         if (++c.tile * TILE < c.count)
             return;
@@ -595,7 +692,7 @@ __global__ void __launch_bounds__(512, 1)
         if (in.task < total) {
             if (R == LK_COARSE_RANK)
                 rec = records_of(a, in.super, R);
-            fetch_tile(a, in, rec, ids, ring + s * tile_bytes);
+            fetch_tile(a, in, rec, ids, ring + s * tile_bytes, bar + s);
             advance(in);
             if (in.task < total)
                 ids = tile_record(in, lane & 7);
@@ -616,18 +713,20 @@ __global__ void __launch_bounds__(512, 1)
                 part[j] = make_float2(-INFINITY, 0.f);
             }
         }
-        copy_wait<STAGES - 1>();
-        __syncwarp();
+        wait_tile<STAGES>(bar + stage, parity);
         if (R == LK_COARSE_RANK)
             rec = records_of(a, out.super, R);
-        for (bool careful = false;; careful = true) {
-            float peak = score_tile<D, R, NG>(rec, ring + stage * tile_bytes, q, careful, score);
-            if (careful || !__any_sync(LK_FULL_WARP, peak > PEAK_MOST))
-                break;
-        }
+        float peak = INFINITY;
+        const uint8_t *at = ring + stage * tile_bytes;
+        if (!score_fixed<D, R, NG>(rec.tokens, at, q, score, &peak) ||
+            __any_sync(LK_FULL_WARP, peak > PEAK_MOST))
+            score_tile<D, R, NG, 0>(rec, at, q, true, score);
         __syncwarp();
         fetch(stage);
-        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
 #pragma unroll
         for (int j = 0; j < NG; j++) {
             uint32_t query = out.pass * 8 + 4 * j + (lane & 3);
@@ -754,13 +853,13 @@ static int launch_fast(const struct scan_args &a, uint32_t processors, void *str
     struct lk_record coarse = lk_record_coarse(g), fine = lk_record_fine(g), super = lk_record_super(g);
     uint32_t tile = 8 * (R == 2 ? (super.stride > coarse.stride ? super.stride : coarse.stride)
                                 : coarse.stride + fine.stride);
-    uint32_t per_warp = STAGES * tile + 8 * D, warps = SHARED_MOST / per_warp;
+    uint32_t per_warp = STAGES * tile + 8 * D, warps = (SHARED_MOST - BARRIER_BYTES) / per_warp;
 
     if (warps > LK_SCAN_WARPS)
         warps = LK_SCAN_WARPS;
     cudaFuncSetAttribute(scan_kernel<D, R, NG, STAGES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          SHARED_MOST);
-    return launch(scan_kernel<D, R, NG, STAGES>, dim3(processors), 32 * warps, warps * per_warp, stream,
+    return launch(scan_kernel<D, R, NG, STAGES>, dim3(processors), 32 * warps, BARRIER_BYTES + warps * per_warp, stream,
                   a, tile);
 }
 

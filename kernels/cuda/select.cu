@@ -21,7 +21,7 @@
 #define WARPS       (THREADS / 32)
 #define BLOCKS      16
 #define BINS        2048
-#define MEMBERS     512
+#define MEMBERS     256
 #define KEY_FORCED  0x3fffffffu
 #define KEYS_MOST   4096
 #define ENTRIES     2048
@@ -44,10 +44,11 @@ struct shared {
     };
     uint32_t kept[KEYS_MOST];
     uint32_t hits[KEYS_MOST];
-    uint32_t members[MEMBERS];
+    alignas(16) uint32_t members[MEMBERS];
     uint64_t warp_sum[WARPS];
     uint32_t warp_count[2][WARPS];
     float lse[LK_GROUP_MAX];
+    float2 part[LK_GROUP_MAX];
     uint32_t bin, above, count, last;
     uint32_t cut, ties;
 };
@@ -80,8 +81,8 @@ __device__ uint32_t block_prefix(struct shared *s, uint32_t x, uint32_t slot, ui
     return before + sum;
 }
 
-/* Highest bin with which the bins from the top hold at least k: s->bin, s->above. */
-__device__ void find_bin(struct shared *s, uint32_t k) {
+/* Highest bin with which the bins from the top hold at least k: s->bin, s->above. -> keys in all. */
+__device__ uint32_t find_bin(struct shared *s, uint32_t k) {
     constexpr int PER = BINS / THREADS;
     uint32_t own[PER], sum = 0, total, before;
 
@@ -100,6 +101,7 @@ __device__ void find_bin(struct shared *s, uint32_t k) {
         before += own[i];
     }
     __syncthreads();
+    return total;
 }
 
 template <class Key>
@@ -119,33 +121,34 @@ __device__ void fill_bins(struct shared *s, uint32_t n, Key key, uint32_t shift,
 /* The cut that leaves the best k of n keys; all that are not 0 where there are no more. */
 template <class Key>
 __device__ struct cut find_cut(struct shared *s, uint32_t n, uint32_t k, Key key) {
-    uint32_t sum = 0, total, top, middle, need;
+    uint32_t top, middle, need, inside;
 
     fill_bins(s, n, key, 19, BINS - 1, 32, 0);
-    for (uint32_t i = threadIdx.x; i < BINS; i += THREADS)
-        sum += s->hist[i];
-    block_prefix(s, sum, 1, &total);
-    if (total <= k) {
-        __syncthreads();
-        return {0, 0};
-    }
     if (threadIdx.x == 0)
         s->count = 0;
-    find_bin(s, k);
+    if (find_bin(s, k) <= k)
+        return {0, 0};
     top = s->bin;
     need = k - s->above;
-    if (s->hist[top] <= MEMBERS) {
+    inside = s->hist[top];
+    __syncthreads();
+    if (inside <= MEMBERS) {
+        for (uint32_t i = threadIdx.x; i < MEMBERS; i += THREADS)
+            if (i >= inside)
+                s->members[i] = 0;
         for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
             uint32_t x = key(i);
             if (x && x >> 19 == top)
                 s->members[atomicAdd(&s->count, 1u)] = x;
         }
         __syncthreads();
-        for (uint32_t i = threadIdx.x; i < s->count; i += THREADS) {
+        for (uint32_t i = threadIdx.x; i < inside; i += THREADS) {
             uint32_t x = s->members[i], more = 0, equal = 0;
-            for (uint32_t j = 0; j < s->count; j++) {
-                more += s->members[j] > x;
-                equal += s->members[j] == x;
+#pragma unroll 4
+            for (uint32_t j = 0; j < inside; j += 4) {
+                uint4 y = *(const uint4 *)&s->members[j];
+                more += (y.x > x) + (y.y > x) + (y.z > x) + (y.w > x);
+                equal += (y.x == x) + (y.y == x) + (y.z == x) + (y.w == x);
             }
             if (more < need && need <= more + equal) {
                 s->cut = x;
@@ -261,16 +264,33 @@ __device__ void sum_parts(const struct select_args &a, const struct plan &p, str
     const uint32_t count = second ? p.r->rescan_tiles + p.r->rest_chunks : p.r->chunks;
     const float2 *parts = row_parts(p.r, p.head, p.stride);
 
-    for (uint32_t g = warp; g < p.group; g += WARPS) {
-        float2 sum = lane == 0 ? __ldcg(&parts[g]) : make_float2(-INFINITY, 0.f);
-#pragma unroll 4
-        for (uint32_t i = lane; i < count; i += 32)
-            sum = merge_parts(sum, __ldcg(&parts[(uint64_t)(first + i) * p.stride + g]));
+    const uint32_t share = p.group < WARPS ? WARPS / p.group : 1; /* warps a query head */
+
+    for (uint32_t item = warp; item < p.group * share; item += WARPS) {
+        const uint32_t g = item / share, own = item % share * 32 + lane;
+        float2 sum = own == 0 ? __ldcg(&parts[g]) : make_float2(-INFINITY, 0.f);
+        for (uint32_t i = own; i < count; i += 128 * share) {
+            float2 v[4];
+#pragma unroll
+            for (int x = 0; x < 4; x++)
+                v[x] = i + 32 * share * x < count
+                           ? __ldcg(&parts[(uint64_t)(first + i + 32 * share * x) * p.stride + g])
+                           : make_float2(-INFINITY, 0.f);
+            sum = merge_parts(merge_parts(sum, merge_parts(v[0], v[1])), merge_parts(v[2], v[3]));
+        }
+#pragma unroll
         for (int o = 16; o; o >>= 1)
             sum = merge_parts(sum, make_float2(__shfl_xor_sync(LK_FULL_WARP, sum.x, o),
                                                __shfl_xor_sync(LK_FULL_WARP, sum.y, o)));
         if (lane == 0)
-            s->lse[g] = sum.x + log2_fast(sum.y);
+            s->part[item] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < p.group) {
+        float2 sum = s->part[threadIdx.x * share];
+        for (uint32_t i = 1; i < share; i++)
+            sum = merge_parts(sum, s->part[threadIdx.x * share + i]);
+        s->lse[threadIdx.x] = sum.x + log2_fast(sum.y);
     }
     __syncthreads();
 }
@@ -465,31 +485,46 @@ __device__ uint32_t draw(const struct plan &p, struct shared *s, uint32_t kept) 
         by_page = all;
         total = 20 * (uint64_t)left * all;
     }
-    for (uint32_t i = threadIdx.x; i < strata; i += THREADS) {
-        uint64_t point = i * (total / strata) + total / (2 * (uint64_t)strata), run;
-        uint32_t low = 0, high = entries - 1;
-        while (low < high) {
-            uint32_t e = (low + high) / 2;
-            if (by_share * s->prefix[e] + by_page * s->hist[e] > point)
-                high = e;
-            else
-                low = e + 1;
-        }
-        run = low ? by_share * s->prefix[low - 1] + by_page * s->hist[low - 1] : 0;
-        uint32_t first = low * per * 32, last = min(first + per * 32, p.units), hit = last;
-        for (uint32_t j = first; j < last && hit == last; j += 4) {
-            uint4 v = __ldcg((const uint4 *)(shares + j)); /* padded to a segment */
-            const uint32_t bits[4] = {v.x, v.y, v.z, v.w};
+    const uint32_t lane = threadIdx.x % 32;
+    const uint64_t step = total / strata, start = total / (2 * (uint64_t)strata);
+    auto upto = [&](uint32_t e) { return by_share * s->prefix[e] + by_page * s->hist[e]; };
+
+    for (uint32_t base = threadIdx.x / 32; base < strata; base += 4 * WARPS) { /* a warp a stratum */
+        uint32_t entry[4], bits[4];
 #pragma unroll
-            for (int x = 0; x < 4; x++) {
-                if (j + x >= last || bits[x] & MARK || hit != last)
-                    continue;
-                run += by_share * weight_of(bits[x]) + by_page;
-                if (run > point)
-                    hit = j + x;
-            }
+        for (int x = 0; x < 4; x++) {
+            uint64_t point = (base + WARPS * x) * step + start;
+            uint32_t above = __ballot_sync(LK_FULL_WARP, upto(64 * lane + 63) > point), low, high;
+            entry[x] = above ? 64 * (__ffs(above) - 1) : 0;
+            low = __ballot_sync(LK_FULL_WARP, upto(entry[x] + lane) > point);
+            high = __ballot_sync(LK_FULL_WARP, upto(entry[x] + 32 + lane) > point);
+            entry[x] = low ? entry[x] + __ffs(low) - 1 : entry[x] + 32 + (high ? __ffs(high) - 1 : 0);
+            uint32_t page = entry[x] * per * 32 + lane;
+            bits[x] = page < p.units ? __ldcg(&shares[page]) : MARK;
         }
-        s->hits[i] = hit;
+#pragma unroll
+        for (int x = 0; x < 4; x++) {
+            uint64_t point = (base + WARPS * x) * step + start, run = entry[x] ? upto(entry[x] - 1) : 0;
+            uint32_t first = entry[x] * per * 32, hit = p.units - 1;
+            for (uint32_t i = 0; i < per; i++, first += 32) {
+                if (i)
+                    bits[x] = first + lane < p.units ? __ldcg(&shares[first + lane]) : MARK;
+                uint64_t sum = bits[x] & MARK ? 0 : by_share * weight_of(bits[x]) + by_page;
+#pragma unroll
+                for (int o = 1; o < 32; o <<= 1) {
+                    uint64_t y = __shfl_up_sync(LK_FULL_WARP, sum, o);
+                    sum += lane >= o ? y : 0;
+                }
+                uint32_t over = __ballot_sync(LK_FULL_WARP, run + sum > point);
+                if (over) {
+                    hit = first + __ffs(over) - 1;
+                    break;
+                }
+                run += __shfl_sync(LK_FULL_WARP, sum, 31);
+            }
+            if (lane == 0 && base + WARPS * x < strata)
+                s->hits[base + WARPS * x] = hit;
+        }
     }
     __syncthreads();
     return emit(
@@ -520,9 +555,9 @@ __device__ __forceinline__ uint32_t count_below(const uint32_t *pages, uint32_t 
 }
 
 __device__ void write_pick(const struct plan &p, uint32_t at, uint32_t page, float bias, uint32_t kept) {
-    struct lk_cuda_pick pick = {page, physical_page(p.r, page), bias, kept};
-
-    *(uint4 *)&row_picks(p.r, p.head)[at] = *(uint4 *)&pick;
+    /* struct lk_cuda_pick in one store */
+    *(uint4 *)&row_picks(p.r, p.head)[at] =
+        make_uint4(page, physical_page(p.r, page), __float_as_uint(bias), kept);
     if (p.r->list && at < p.r->list_pages)
         p.r->list[(uint64_t)p.head * p.r->list_pages + at] = {page, kept ? 1.f : exp2f(bias)};
 }
@@ -580,11 +615,13 @@ __global__ void __launch_bounds__(THREADS) select_kernel(const __grid_constant__
     const struct lk_cuda_row *r = &a.batch->row[row];
 
     let_next_start();
-    wait_for_previous();
-    if (row >= a.batch->rows || !r->scan || (a.prune && !r->list_max))
+    if (row >= a.batch->rows || !r->scan || (a.prune && !r->list_max)) {
+        wait_for_previous();
         return;
+    }
     const struct plan p = make_plan(a, r, head);
     const uint32_t blocks = min(p.segments, BLOCKS);
+    wait_for_previous();
     if (blockIdx.x >= blocks)
         return;
     sum_parts(a, p, s);

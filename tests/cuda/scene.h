@@ -299,6 +299,24 @@ struct scene {
         return ((const uint32_t *)&x.memory[x.plan.scores])[((size_t)h * x.plan.pages + j) * stride] & 1;
     }
 
+    /* Length of a query times that of the summary's largest key. */
+    static double size_of(const summary &s, const std::vector<double> &q) {
+        double key = 0, query = 0;
+        for (size_t x = 0; x < q.size(); x++) {
+            query += q[x] * q[x];
+            key += s.mean[x] * s.mean[x];
+        }
+        for (size_t i = 0; i < s.v.size(); i++) {
+            double top = 0, v = 0;
+            for (double c : s.c[i])
+                top = std::max(top, c * c);
+            for (double y : s.v[i])
+                v += y * y;
+            key += top * v;
+        }
+        return sqrt(key * query);
+    }
+
     void check_scores(request &x, uint32_t h, const char *what) {
         const lk_geometry &g = p.view.geometry;
         std::vector<std::vector<double>> got = scores_of(x, h);
@@ -335,7 +353,7 @@ struct scene {
             for (uint32_t i = 0; i < g.group; i++) {
                 double want = score_ref(s, q[i], sm, rank) - (x.scan == LK_TREE && !listed ? log(4.0) : 0);
                 double error = fabs(got[i][j] - want);
-                bad += !(error <= 1e-3 + 1e-5 * fabs(want));
+                bad += !(error <= 1e-3 + 2e-5 * size_of(s, q[i]) * sm); /* a query has 16 bits */
                 if (!(error <= worst))
                     worst = error;
                 top = std::max(top, want);
