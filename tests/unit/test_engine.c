@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "../../graphs/engine.h"
+#include "../../graphs/workers.h"
 #include "../../kernels/cpu/cpu.h"
 
 #define LENGTH_MAX 3000
@@ -412,6 +413,53 @@ START_TEST(idle_costs_nothing) {
 }
 END_TEST
 
+/* ---- workers ---- */
+
+#define STAGES 60000
+
+struct stages { /* each of 1 to 5 tiny tasks; `done` counts them and opens the next */
+    struct lk_workers *workers;
+    _Atomic uint32_t ran;
+    uint32_t stage, wrong;
+    _Atomic bool over;
+};
+
+static void count_task(void *context, uint32_t task) {
+    struct stages *s = context;
+
+    s->ran += 1 + 1000 * (task >= 1 + s->stage % 5); /* a task that is not of this stage shows */
+}
+
+static void next_stage(void *context) {
+    struct stages *s = context;
+
+    s->wrong += s->ran != 1 + s->stage % 5;
+    s->ran = 0;
+    if (++s->stage == STAGES)
+        s->over = true;
+    else
+        lk_workers_publish(s->workers, 1 + s->stage % 5);
+}
+
+START_TEST(stages_end_once) {
+    struct stages s = {0};
+    struct lk_workers_options options = {.threads = 5,
+                                         .spin_us = (uint32_t)_i,
+                                         .run = count_task,
+                                         .done = next_stage,
+                                         .context = &s};
+
+    ck_assert_int_eq(lk_workers_open(&options, &s.workers), 0);
+    lk_workers_publish(s.workers, 1);
+    for (int i = 0; i < 20000 && !s.over; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    ck_assert(s.over);
+    lk_workers_close(s.workers);
+    ck_assert_uint_eq(s.stage, STAGES);
+    ck_assert_uint_eq(s.wrong, 0);
+}
+END_TEST
+
 /* ---- memory ---- */
 
 START_TEST(pool_memory) {
@@ -482,6 +530,7 @@ int main(void) {
     tcase_add_test(all, builds_are_seen_by_the_next_batch);
     tcase_add_test(all, results_before_builds);
     tcase_add_test(all, idle_costs_nothing);
+    tcase_add_loop_test(all, stages_end_once, 0, 2);
     tcase_add_test(all, pool_memory);
     tcase_add_test(all, refusals);
     suite_add_tcase(suite, all);
