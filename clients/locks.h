@@ -8,21 +8,30 @@
  *
  *   struct locks *l;
  *   locks_connect(NULL, &l);
- *   locks_pool(l, NULL, &pool);                        what geometry, how much room
+ *   locks_pool(l, NULL, &pool);                  what geometry, how much room
  *   locks_sequence_create(l, pool.index, &seq);
- *   locks_append(l, &step, &row, 1);                   prompt keys and values, layer by layer
- *   locks_decode(l, &step, &row, 1);                   one token: append, then attention -> row.out
+ *   locks_append(l, &step, &row, 1);             prompt keys and values, layer by layer
+ *   locks_decode(l, &step, &row, 1);             one token: append, then attention -> row.out
  *   locks_sequence_free(l, seq);
  *   locks_close(l);
  *
- * ERRORS  0 or a negative errno; locks_error() then has a sentence that names what was wrong and
- * the limit it met. Outputs (ret_*) are untouched on failure. -EINVAL a wrong argument   -ESTALE a
- * handle that was freed   -EDQUOT over a quota   -ENOSPC no free pages -ESRCH no such pool
- * -ECONNRESET the daemon is gone    -EPROTO versions       -EAGAIN ring is full -ETIMEDOUT
- * -ESHUTDOWN the daemon drains      -EACCES not allowed to connect THREADS One connection, one
- * thread at a time; different connections are independent. The library starts no threads, installs
- * no handlers, writes nothing to stderr. WAITING locks_wait() spins for options.spin_us, then
- * sleeps. locks_fd() can go into an event loop: see there.
+ * ERRORS. 0 or a negative errno; locks_error() then has a sentence that names what was wrong and
+ * the limit it met. Outputs (ret_*) are untouched on failure.
+ *
+ *   -EINVAL      a wrong argument            -ESTALE      a handle that was freed
+ *   -EDQUOT      over a quota                -ENOSPC      no free pages
+ *   -ESRCH       no such pool                -EAGAIN      the ring is full
+ *   -EALREADY    a row done before: its position and tokens lie below the length (a replay);
+ *                nothing was repeated
+ *   -ESHUTDOWN   the daemon drains           -ECONNRESET  the daemon is gone
+ *   -ETIMEDOUT   nothing came in time        -EPROTO      versions do not match
+ *   -EACCES      not allowed to connect
+ *
+ * THREADS. One connection, one thread at a time; different connections are independent. The library
+ * starts no threads, installs no handlers, writes nothing to stderr.
+ *
+ * WAITING. locks_wait() spins for options.spin_us, then sleeps. locks_fd() can go into an event
+ * loop: see there.
  */
 #ifndef LOCKS_H
 #define LOCKS_H
