@@ -123,5 +123,7 @@ clean:  ## remove what was built
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
 
+include kernels/cuda/cuda.mk
+
 .SECONDARY:
 -include $(shell find $(O) -name '*.d' 2>/dev/null)

@@ -7,21 +7,21 @@
  * nothing baked in. Stages run over (row, KV head, split) tasks; tasks of a stage are independent,
  * stages are ordered:
  *
- *   copy -> append -> build (of what bulk writes sealed) -> prepare -> scan -> prune -> rescan ->
- * select
- *        -> attend -> merge -> [fence: results are complete] -> build (of pages this step closed)
+ *   copy -> append -> build (of what bulk writes sealed)
+ *        -> prepare -> scan -> prune -> rescan -> select -> attend -> merge
+ *        -> [fence: results are complete] -> build (of pages this step closed)
  *
  * Invariants
  *   - A row's bits depend on that row alone: every split is a function of its own length, never of
- * the number of threads or of its neighbours.
+ *     the number of threads or of its neighbours.
  *   - Nothing beyond a row's length is read into a result: stale bytes (NaN, inf) are skipped, not
- * masked by a product.
+ *     masked by a product.
  *   - Kernels never allocate, wait or log. Workspace is given, sized by lk_workspace_bytes().
  *   - Client memory (q, k, v, slots) may change under the reader: each value is read once where a
- * decision hangs on it; no index is ever read from it here. out, lse, list and result are written,
- * never read.
+ *     decision hangs on it; no index is ever read from it here. out, lse, list and result are
+ *     written, never read.
  *   - Logits are q.k * sm_scale, natural logarithm everywhere. Non-finite keys or queries spoil
- * their own row only; every loop ends all the same.
+ *     their own row only; every loop ends all the same.
  *
  * Memory of a pool, one view for all layers (page ids are shared by the layers):
  *   kv      [layer][page][kv_head][K, V][page_tokens][head_dim]         element type `dtype`

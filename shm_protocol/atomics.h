@@ -19,10 +19,10 @@
  * the other's. Without a full barrier in between, both loads may run ahead of both stores, both
  * sides see the old value, and the sleeper is never woken. So:
  *
- *   W1 client  S1 or D1, full barrier, load `sleeping` of the daemon: set -> ring the bell
- *   W2 daemon  store `sleeping`, full barrier, S2 and D2: work there -> do not sleep       W1 <->
- * W2 V1 daemon  C1, full barrier, load `sleeping` of the client: set -> ring the bell V2 client
- * store `sleeping`, full barrier, C2: completion there -> do not sleep        V1 <-> V2
+ *   W1 client  S1 or D1, full barrier, load the daemon's `sleeping`: set -> ring the bell
+ *   W2 daemon  store `sleeping`, full barrier, S2 and D2: work there -> do not sleep      W1 <-> W2
+ *   V1 daemon  C1, full barrier, load the client's `sleeping`: set -> ring the bell
+ *   V2 client  store `sleeping`, full barrier, C2: completion there -> do not sleep       V1 <-> V2
  *
  * What it does not do: no compare-and-swap, no locks. Each word has exactly one writer.
  */
