@@ -236,6 +236,19 @@ static uint64_t must(struct lk_cqe cqe) {
     return cqe.value;
 }
 
+void inlet_must(struct lk_cqe cqe) {
+    must(cqe);
+}
+
+void inlet_refused(struct lk_cqe cqe, enum lk_reason reason, uint64_t value, uint64_t limit,
+                   uint32_t row) {
+    char text[LK_REASON_BYTES];
+    lk_reason_text(cqe.reason, cqe.value, cqe.limit, cqe.row, text, sizeof(text));
+    ck_assert_msg(cqe.reason == reason && cqe.value == value && cqe.limit == limit &&
+                      cqe.row == row && cqe.status == lk_reason_errno((uint16_t)reason),
+                  "operation %u, status %d: %s", cqe.op, cqe.status, text);
+}
+
 uint64_t inlet_create(struct inlet_client *client) {
     return must(inlet_object(client, LK_OP_SEQUENCE_CREATE, 0, 0));
 }
@@ -265,6 +278,49 @@ void inlet_fill(float *to, uint64_t id, int v, uint32_t layer, uint64_t count) {
     uint64_t state = id * 8 + (uint64_t)v + ((uint64_t)layer << 48);
     for (uint64_t i = 0; i < count; i++)
         to[i] = (float)((double)(inlet_random(&state) >> 40) * 0x1p-23 - 1.0);
+}
+
+void inlet_count(uint64_t *ids, uint64_t count, uint64_t first) {
+    for (uint64_t i = 0; i < count; i++)
+        ids[i] = first + i;
+}
+
+static uint64_t fill_row(struct inlet_client *client, uint32_t layer, const uint64_t *ids,
+                         uint32_t count, int v) {
+    const struct lk_geometry *g = &client->inlet->config.pool[0].geometry;
+    uint64_t width = (uint64_t)g->kv_heads * g->head_dim * (v == 2 ? g->group : 1);
+    float *to = inlet_alloc(client, count * width * sizeof(float));
+    for (uint64_t i = 0; i < count; i++)
+        inlet_fill(to + i * width, ids[i], v, layer, width);
+    return inlet_offset(client, to);
+}
+
+void inlet_give_kv(struct inlet_client *client, struct lk_row_desc *row, const uint64_t *ids) {
+    row->k = fill_row(client, row->layer, ids, row->tokens, 0);
+    row->v = fill_row(client, row->layer, ids, row->tokens, 1);
+}
+
+float *inlet_give_q(struct inlet_client *client, struct lk_row_desc *row, uint64_t first_id) {
+    const struct lk_geometry *g = &client->inlet->config.pool[0].geometry;
+    uint64_t values = (uint64_t)row->tokens * g->kv_heads * g->group * g->head_dim;
+    uint64_t *ids = malloc(row->tokens * sizeof(*ids));
+    ck_assert(ids != NULL);
+    inlet_count(ids, row->tokens, first_id);
+    row->q = fill_row(client, row->layer, ids, row->tokens, 2);
+    free(ids);
+    float *out = inlet_alloc(client, values * sizeof(float));
+    for (uint64_t i = 0; i < values; i++)
+        out[i] = 1;
+    row->out = inlet_offset(client, out);
+    return out;
+}
+
+void inlet_append(struct inlet_client *client, uint64_t handle, uint32_t layer, uint64_t position,
+                  const uint64_t *ids, uint32_t count) {
+    static _Thread_local struct inlet_step step;
+    inlet_step(&step);
+    inlet_give_kv(client, inlet_row(&step, handle, layer, position, count), ids);
+    must(inlet_do(client, LK_OP_APPEND, &step, inlet_step_bytes(&step)));
 }
 
 /* One query head over the tokens. */

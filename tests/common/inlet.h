@@ -85,6 +85,19 @@ uint64_t inlet_lease(struct inlet_client *client, uint64_t pages);
 /* Keys (v: 0), values (1), queries (2) of token `id`, made from the number alone. */
 void inlet_fill(float *to, uint64_t id, int v, uint32_t layer, uint64_t count);
 uint64_t inlet_random(uint64_t *state);
+/* Keys and values of tokens `ids` for a row; queries first_id.. and outputs (filled with ones, so
+ * that what is not written shows) -> the outputs. */
+void inlet_give_kv(struct inlet_client *client, struct lk_row_desc *row, const uint64_t *ids);
+float *inlet_give_q(struct inlet_client *client, struct lk_row_desc *row, uint64_t first_id);
+/* ids[i] = first + i */
+void inlet_count(uint64_t *ids, uint64_t count, uint64_t first);
+/* Appends tokens `ids` at `position` in one row; must succeed. */
+void inlet_append(struct inlet_client *client, uint64_t handle, uint32_t layer, uint64_t position,
+                  const uint64_t *ids, uint32_t count);
+/* Fails the test unless the submission succeeded, resp. was refused for the reason. */
+void inlet_must(struct lk_cqe cqe);
+void inlet_refused(struct lk_cqe cqe, enum lk_reason reason, uint64_t value, uint64_t limit,
+                   uint32_t row);
 /* Exact attention of one query over tokens `ids`, in double: max |out - exact| over all heads. */
 double inlet_error(const struct lk_geometry *geometry, const float *q, const float *out,
                    const uint64_t *ids, uint64_t count, uint32_t layer);
