@@ -8,13 +8,19 @@
 #include "dispatch.h"
 #include "score.h"
 
+/* Records of one head, by page or quad. */
+struct plane {
+    const uint8_t *base;
+    uint32_t stride;
+};
+
 struct feed {
     const struct lk_row *row;
-    uint32_t head;
     struct lk_score_shape shape;
-    const uint32_t *list; /* or NULL: the range that begins at first */
-    uint64_t first;
-    bool super;
+    struct plane first, fine; /* fine: of the superpages' scan the same as first, and not read */
+    const uint32_t *list;     /* or NULL: the range that begins at `begin` */
+    uint64_t begin;
+    uint32_t pages; /* of an item: 1, or those of a superpage */
     lk_score_fn *score;
 };
 
@@ -31,42 +37,48 @@ static lk_score_fn *path(void) {
 }
 
 static struct feed feed_of(const struct lk_row *row, uint32_t head, uint32_t rank, bool super) {
-    const struct lk_geometry *g = &row->pool->geometry;
-    struct feed f = {.row = row, .head = head, .super = super, .score = path()};
+    const struct lk_pool_view *pool = row->pool;
+    const struct lk_geometry *g = &pool->geometry;
+    const struct lk_layout *layout = &pool->layout;
+    struct feed f = {.row = row, .pages = super ? LK_QUAD_PAGES : 1, .score = path()};
 
     f.shape.first = super ? lk_record_super(g) : lk_record_coarse(g);
     f.shape.fine = lk_record_fine(g);
     f.shape.fine.directions = rank - LK_COARSE_RANK;
     f.shape.group = g->group;
+    f.first =
+        super ? (struct plane){lk_quad_super(pool, row->layer, 0, head), layout->super_stride}
+              : (struct plane){lk_page_coarse(pool, row->layer, 0, head), layout->coarse_stride};
+    f.fine = super ? f.first
+                   : (struct plane){lk_page_fine(pool, row->layer, 0, head), layout->fine_stride};
     return f;
 }
 
-static uint64_t page_at(const struct feed *f, uint64_t i) {
-    return f->list ? f->list[i] : f->first + i;
+static uint64_t item_at(const struct feed *f, uint64_t i) {
+    return f->list ? f->list[i] : f->begin + i;
 }
 
-static void name_records(const struct feed *f, uint64_t from, uint32_t pages,
+static void name_records(const struct feed *f, uint64_t from, uint32_t items,
                          struct lk_score_batch *batch) {
-    const struct lk_row *row = f->row;
-
     for (uint32_t i = 0; i < LK_SCORE_BATCH; i++) {
-        uint64_t j = page_at(f, from + (i < pages ? i : pages - 1));
-        if (f->super) {
-            uint64_t quad = lk_row_page(row, j * LK_QUAD_PAGES) / LK_QUAD_PAGES;
-            batch->first[i] = batch->fine[i] = lk_quad_super(row->pool, row->layer, quad, f->head);
-            continue;
-        }
-        uint64_t page = lk_row_page(row, j);
-        batch->first[i] = lk_page_coarse(row->pool, row->layer, page, f->head);
-        batch->fine[i] = lk_page_fine(row->pool, row->layer, page, f->head);
+        uint64_t j = item_at(f, from + (i < items ? i : items - 1));
+        uint64_t at = lk_row_page(f->row, j * f->pages) / f->pages;
+        batch->first[i] = f->first.base + at * f->first.stride;
+        batch->fine[i] = f->fine.base + at * f->fine.stride;
     }
 }
 
-static void put(const struct feed *f, uint64_t from, uint32_t pages, const float *result,
+static void put(const struct feed *f, uint64_t from, uint32_t items, const float *result,
                 float *scores, uint64_t stride) {
-    for (uint32_t g = 0; g < f->shape.group; g++)
-        for (uint32_t i = 0; i < pages; i++)
-            scores[g * stride + page_at(f, from + i)] = result[g * LK_SCORE_BATCH + i];
+    for (uint32_t g = 0; g < f->shape.group; g++) {
+        const float *row = result + g * LK_SCORE_BATCH;
+        if (!f->list) {
+            memcpy(scores + g * stride + f->begin + from, row, items * sizeof(*row));
+            continue;
+        }
+        for (uint32_t i = 0; i < items; i++)
+            scores[g * stride + f->list[from + i]] = row[i];
+    }
 }
 
 static uint32_t batch_at(uint64_t i, uint64_t count) {
@@ -93,7 +105,7 @@ static void score(const struct feed *f, const struct lk_query *query, uint64_t c
 void lk_cpu_score(const struct lk_row *row, uint32_t head, const struct lk_query *query,
                   uint32_t rank, uint64_t first, uint64_t count, float *scores, uint64_t stride) {
     struct feed f = feed_of(row, head, rank, false);
-    f.first = first;
+    f.begin = first;
     score(&f, query, count, scores, stride);
 }
 
@@ -108,6 +120,6 @@ void lk_cpu_score_list(const struct lk_row *row, uint32_t head, const struct lk_
 void lk_cpu_score_super(const struct lk_row *row, uint32_t head, const struct lk_query *query,
                         uint64_t first, uint64_t count, float *scores, uint64_t stride) {
     struct feed f = feed_of(row, head, LK_COARSE_RANK, true);
-    f.first = first;
+    f.begin = first;
     score(&f, query, count, scores, stride);
 }

@@ -85,7 +85,7 @@ INLINE __m512 fold_quarters(const __m512 *x) {
  * integer in the low bits; it is added to the exponent as an integer. Neither needs the multipliers. */
 INLINE __m512 exp2_of(__m512 x) {
     const __m512 shift = _mm512_set1_ps(0x1.8p23f);
-    x = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(126)), _mm512_set1_ps(-126));
+    x = _mm512_range_ps(x, _mm512_set1_ps(126), 2); /* the lesser magnitude, x's sign */
     __m512 n = _mm512_add_ps(x, shift);
     __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(n, shift)), y = _mm512_set1_ps(0.00958285f);
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.05590642f));
@@ -300,13 +300,16 @@ INLINE const float *projected(const struct work *work, uint32_t slot) {
     return &work->project[slot / SLOTS][0][slot % SLOTS][0][0];
 }
 
-INLINE __m512 coeffs_of(const int8_t *from, __mmask16 live) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(live, from)));
+/* Sixteen coefficients, or the eight that there are. */
+INLINE __m512 coeffs_of(const int8_t *from, const bool eight) {
+    __m128i c =
+        eight ? _mm_loadl_epi64((const __m128i *)from) : _mm_loadu_si128((const __m128i *)from);
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(c));
 }
 
-INLINE void add_pair(const int heads, const int8_t *coeffs, uint32_t tokens, __mmask16 live,
+INLINE void add_pair(const int heads, const bool eight, const int8_t *coeffs, uint32_t tokens,
                      const float *p, __m512 *x) {
-    __m512 a = coeffs_of(coeffs, live), b = coeffs_of(coeffs + tokens, live);
+    __m512 a = coeffs_of(coeffs, eight), b = coeffs_of(coeffs + tokens, eight);
     UNROLL
     for (int h = 0; h < heads; h++) {
         const float *at = p + h / 2 * 16 + h % 2 * 2;
@@ -315,45 +318,85 @@ INLINE void add_pair(const int heads, const int8_t *coeffs, uint32_t tokens, __m
     }
 }
 
-/* The lanes of a vector that are tokens. */
-INLINE __mmask16 live_of(const struct lk_score_shape *shape) {
-    return shape->first.tokens < 16 ? 0xff : 0xffff;
+/* Where a shape's coefficients lie. */
+struct coeffs {
+    uint32_t first, fine, tokens;
+};
+
+INLINE struct coeffs coeffs_at(const struct lk_score_shape *shape) {
+    return (struct coeffs){lk_record_coeffs(&shape->first), lk_record_coeffs(&shape->fine),
+                           shape->first.tokens};
 }
 
 /* Exponents x of sixteen tokens from t on. */
-INLINE void exponents(const int heads, const struct lk_score_shape *shape,
-                      const struct lk_score_batch *batch, const struct work *work, uint32_t page,
-                      uint32_t t, __m512 *x) {
-    uint32_t tokens = shape->first.tokens, pairs = 1 + shape->fine.directions / 2;
-    __mmask16 live = live_of(shape);
-    const int8_t *first = (const int8_t *)batch->first[page] + lk_record_coeffs(&shape->first) + t;
-    const int8_t *fine = (const int8_t *)batch->fine[page] + lk_record_coeffs(&shape->fine) + t;
+INLINE void exponents(const int heads, const bool eight, const uint32_t pairs,
+                      const struct coeffs at, const struct lk_score_batch *batch,
+                      const struct work *work, uint32_t page, uint32_t t, __m512 *x) {
+    const int8_t *first = (const int8_t *)batch->first[page] + at.first + t;
+    const int8_t *fine = (const int8_t *)batch->fine[page] + at.fine + t;
 
     UNROLL
     for (int h = 0; h < heads; h++)
         x[h] = _mm512_setzero_ps();
-    add_pair(heads, first, tokens, live, projected(work, page * pairs), x);
-    for (uint32_t i = 1; i < pairs; i++)
-        add_pair(heads, fine + 2 * (i - 1) * tokens, tokens, live,
+    UNROLL
+    for (uint32_t i = 0; i < pairs; i++)
+        add_pair(heads, eight, i ? fine + 2 * (i - 1) * at.tokens : first, at.tokens,
                  projected(work, page * pairs + i), x);
 }
 
-INLINE void weigh(const int heads, const struct lk_score_shape *shape,
-                  const struct lk_score_batch *batch, uint32_t pages, struct work *work) {
-    __mmask16 live = live_of(shape);
+INLINE void weigh(const int heads, const bool eight, const uint32_t pairs,
+                  const struct lk_score_shape *shape, const struct lk_score_batch *batch,
+                  uint32_t pages, struct work *work) {
+    const struct coeffs at = coeffs_at(shape);
     for (uint32_t page = 0; page < pages; page++) {
         __m512 sum[HEADS], x[HEADS];
         UNROLL
         for (int h = 0; h < HEADS; h++)
             sum[h] = _mm512_setzero_ps();
-        for (uint32_t t = 0; t < shape->first.tokens; t += 16) {
-            exponents(heads, shape, batch, work, page, t, x);
+        for (uint32_t t = 0; t < at.tokens; t += 16) {
+            /* Keeps broadcasts of p where they are used: hoisted, they do not fit the registers. */
+            __asm__ volatile("" ::: "memory");
+            exponents(heads, eight, pairs, at, batch, work, page, t, x);
             UNROLL
             for (int h = 0; h < heads; h++)
-                sum[h] = _mm512_mask_add_ps(sum[h], live, sum[h], exp2_of(x[h]));
+                sum[h] = _mm512_mask_add_ps(sum[h], eight ? 0xff : 0xffff, sum[h], exp2_of(x[h]));
         }
         work->sum[page] = fold_four(sum);
     }
+}
+
+typedef void weigh_fn(const struct lk_score_shape *shape, const struct lk_score_batch *batch,
+                      uint32_t pages, struct work *work);
+
+#define WEIGH(SIZE, EIGHT, PAIRS)                                                                  \
+    static void weigh_##SIZE##_##EIGHT##_##PAIRS(const struct lk_score_shape *shape,               \
+                                                 const struct lk_score_batch *batch,               \
+                                                 uint32_t pages, struct work *work) {              \
+        weigh(SIZE, EIGHT, PAIRS, shape, batch, pages, work);                                      \
+    }
+#define WEIGHS(SIZE)                                                                               \
+    WEIGH(SIZE, 0, 1)                                                                              \
+    WEIGH(SIZE, 0, 2)                                                                              \
+    WEIGH(SIZE, 0, 4)                                                                              \
+    WEIGH(SIZE, 0, 8)                                                                              \
+    WEIGH(SIZE, 1, 1)                                                                              \
+    WEIGH(SIZE, 1, 2)                                                                              \
+    WEIGH(SIZE, 1, 4)                                                                              \
+    static weigh_fn *const weighs_##SIZE[2][4] = {                                                 \
+        {weigh_##SIZE##_0_1, weigh_##SIZE##_0_2, weigh_##SIZE##_0_4, weigh_##SIZE##_0_8},          \
+        {weigh_##SIZE##_1_1, weigh_##SIZE##_1_2, weigh_##SIZE##_1_4, NULL},                        \
+    };
+WEIGHS(1)
+WEIGHS(2)
+WEIGHS(4)
+
+INLINE uint32_t pairs_of(const struct lk_score_shape *shape) {
+    return 1 + shape->fine.directions / 2; /* 1, 2, 4 or 8 */
+}
+
+INLINE weigh_fn *weigh_of(const int heads, const struct lk_score_shape *shape) {
+    weigh_fn *const(*table)[4] = heads == 1 ? weighs_1 : heads == 2 ? weighs_2 : weighs_4;
+    return table[shape->first.tokens < 16][__builtin_ctz(pairs_of(shape))];
 }
 
 /* ---- finish ---- */
@@ -383,28 +426,31 @@ static __attribute__((noinline)) __m512 low_products(const struct lk_score_shape
 
 /* The mass of one page again, for every head, relative to its largest term. */
 static __attribute__((noinline)) void redo(const struct lk_score_shape *shape,
-                                           const struct lk_score_batch *batch, struct work *work,
-                                           uint32_t page, float *ret_sum, float *ret_peak) {
-    uint32_t tokens = shape->first.tokens;
+                                           const struct lk_score_batch *batch,
+                                           const struct work *work, uint32_t page, float *ret_sum,
+                                           float *ret_peak) {
+    const struct coeffs at = coeffs_at(shape);
+    const uint32_t tokens = at.tokens, pairs = pairs_of(shape);
+    const bool eight = tokens < 16;
+    const __mmask16 live = eight ? 0xff : 0xffff;
     __m512 peak[HEADS], sum[HEADS], x[HEADS];
-    __mmask16 live = live_of(shape);
 
     for (int h = 0; h < HEADS; h++) {
         peak[h] = _mm512_set1_ps(-INFINITY);
         sum[h] = _mm512_setzero_ps();
     }
     for (uint32_t t = 0; t < tokens; t += 16) {
-        exponents(HEADS, shape, batch, work, page, t, x);
+        exponents(HEADS, eight, pairs, at, batch, work, page, t, x);
         for (int h = 0; h < HEADS; h++)
             peak[h] = _mm512_mask_max_ps(peak[h], live, peak[h], x[h]);
     }
     for (int h = 0; h < HEADS; h++) {
-        ret_peak[h] = _mm512_reduce_max_ps(peak[h]);
-        peak[h] = _mm512_set1_ps(ret_peak[h]);
-        ret_peak[h] *= 0.69314718f;
+        float most = _mm512_reduce_max_ps(peak[h]);
+        peak[h] = _mm512_set1_ps(most);
+        ret_peak[h] = most * 0.69314718f;
     }
     for (uint32_t t = 0; t < tokens; t += 16) {
-        exponents(HEADS, shape, batch, work, page, t, x);
+        exponents(HEADS, eight, pairs, at, batch, work, page, t, x);
         for (int h = 0; h < HEADS; h++)
             sum[h] =
                 _mm512_mask_add_ps(sum[h], live, sum[h], exp2_of(_mm512_sub_ps(x[h], peak[h])));
@@ -494,7 +540,7 @@ typedef void block_fn(const struct lk_score_shape *shape, const struct heads *q,
         struct work work;                                                                          \
         project(CHUNKS, SIZE, shape, q, batch, next, pages, &work);                                \
         centre(CHUNKS, SIZE, shape, q, batch, pages, &work);                                       \
-        weigh(SIZE, shape, batch, pages, &work);                                                   \
+        weigh_of(SIZE, shape)(shape, batch, pages, &work);                                         \
         finish(SIZE, shape, q, batch, pages, &work, ret);                                          \
     }
 BLOCK(1, 1)
