@@ -8,7 +8,7 @@
  * the daemon must hold what it held at the beginning: pages, sequences, leases, clients,
  * descriptors and mappings of segments.
  *
- * $LOCKSD or the first argument is the daemon (default: ../../locksd from here), $LOCKSD_KILLS the
+ * $LOCKSD is the daemon (default: ../../locksd from here), $LOCKSD_KILLS the
  * number of kills (1000). All in one process: a failed assertion ends the program, the private
  * daemon dies with it.
  */
@@ -671,10 +671,8 @@ static void default_daemon(void) {
     setenv("LOCKSD", path, 0);
 }
 
-int main(int argc, char **argv) {
+int main(void) {
     char why[4096];
-    if (argc > 1)
-        setenv("LOCKSD", argv[1], 1);
     default_daemon();
     if (lk_private_start(sets, sizeof(sets) / sizeof(sets[0]), 60, &daemon_, why, sizeof(why))) {
         fprintf(stderr, "%s\n", why);
