@@ -14,6 +14,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "../shm_protocol/atomics.h"
 #include "assert.h"
 #include "state.h"
 
@@ -349,6 +350,7 @@ static void add_channel_call(struct lk_intake *intake, void *argument) {
     struct lk_channel *channel = free_channel(intake);
     LK_ASSERT(channel && user); /* there is one for each that may be open */
     lk_channel_open(channel, call->open, user, &limits);
+    lk_store_relaxed64(&call->open->completion->heartbeat_ns, intake->now_ns);
     call->rc = lk_watch_bell(intake, channel);
     if (call->rc) {
         snprintf(call->why, call->why_bytes, "the bell cannot be waited for: %s",

@@ -1,0 +1,627 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * test_intake.c - the intake thread with clients in the same process: order, fairness, refusals,
+ * quotas, hostile rings, comings and goings. Clean under ThreadSanitizer.
+ */
+#include <check.h>
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../../shm_protocol/atomics.h"
+#include "../common/inlet.h"
+
+#define WHOLE LK_ROW_WHOLE
+
+static struct inlet inlet;
+static struct inlet_client client;
+static struct lk_config config;
+static uint64_t ids[4096];
+static struct inlet_step step;
+
+static void open_with(const struct lk_config *c) {
+    inlet_open(&inlet, c);
+    ck_assert_int_eq(inlet_connect(&inlet, &client, 1, 64, 0), 0);
+    inlet_count(ids, 4096, 1);
+}
+static void setup(void) {
+    inlet_config(&config, 512);
+    open_with(&config);
+}
+static void teardown(void) {
+    inlet_check_idle(&inlet);
+    inlet_disconnect(&client);
+    ck_assert_uint_eq(inlet_status(&inlet).pool[0].pages_used, 0);
+    inlet_close(&inlet);
+}
+static void reopen(void) {
+    teardown();
+    open_with(&config);
+}
+
+static struct lk_cqe run_step(struct inlet_client *c, uint16_t op) {
+    return inlet_do(c, op, &step, inlet_step_bytes(&step));
+}
+
+/* An APPEND of `tokens` at `position`. */
+static struct lk_cqe append(struct inlet_client *c, uint64_t handle, uint32_t layer,
+                            uint64_t position, uint32_t tokens) {
+    inlet_step(&step);
+    inlet_give_kv(c, inlet_row(&step, handle, layer, position, tokens), ids + position);
+    return run_step(c, LK_OP_APPEND);
+}
+
+/* ---- steps ---- */
+
+START_TEST(an_empty_step_is_answered) {
+    inlet_step(&step);
+    struct lk_step_result *timing = inlet_alloc(&client, sizeof(*timing));
+    memset(timing, 0xff, sizeof(*timing));
+    step.step.timing = inlet_offset(&client, timing);
+    for (uint64_t i = 1; i < 200; i++) {
+        struct lk_cqe cqe = run_step(&client, LK_OP_DECODE);
+        inlet_must(cqe);
+        ck_assert_uint_eq(cqe.fence, i);
+        ck_assert_uint_eq(cqe.rows, 0);
+    }
+    ck_assert_uint_eq(timing->batch_rows, 0);
+    ck_assert_uint_eq(inlet_status(&inlet).batches, 0);
+}
+END_TEST
+
+START_TEST(results_are_told) {
+    uint64_t a = inlet_create(&client);
+    inlet_must(append(&client, a, 0, 0, 999));
+    inlet_step(&step);
+    struct lk_row_desc *row = inlet_row(&step, a, 0, 999, 1);
+    inlet_give_kv(&client, row, ids + 999);
+    inlet_give_q(&client, row, 1);
+    struct lk_head_result *result = inlet_alloc(&client, 2 * sizeof(*result));
+    struct lk_step_result *timing = inlet_alloc(&client, sizeof(*timing));
+    step.step.results = inlet_offset(&client, result);
+    step.step.timing = inlet_offset(&client, timing);
+    step.step.budget = 16 * 10;
+    step.step.sampled = 4;
+    struct lk_cqe cqe = run_step(&client, LK_OP_DECODE);
+    inlet_must(cqe);
+    ck_assert_uint_eq(cqe.rows, 1);
+    ck_assert_uint_eq(cqe.bytes, timing->score_bytes + timing->select_bytes + timing->attend_bytes);
+    ck_assert_uint_eq(timing->dense_bytes, 1000 * 2 * 2 * 64 * 4);
+    ck_assert_uint_eq(timing->batch_rows, 1);
+    ck_assert_uint_gt(timing->attend_ns, 0);
+    ck_assert_uint_ge(cqe.total_ns, timing->queue_ns);
+    for (uint32_t h = 0; h < 2; h++) {
+        ck_assert_uint_eq(result[h].kept, 6);
+        ck_assert_uint_le(result[h].sampled, 4);
+        ck_assert_uint_eq(result[h].flags, 0);
+    }
+    struct lk_intake_status status = inlet_status(&inlet);
+    ck_assert_uint_eq(status.rows, 2);
+    ck_assert_uint_eq(status.rows_sparse, 1);
+    ck_assert_uint_eq(status.dense_bytes, timing->dense_bytes);
+    ck_assert_uint_eq(status.pool[0].pages_used, 64);
+    ck_assert_uint_eq(status.sequences, 1);
+}
+END_TEST
+
+/* Rows of 1 to 256 sequences, of no token to many: each as if alone. */
+START_TEST(ragged_batches) {
+    config.pool[0].max_sequences = LK_ROWS_MAX;
+    config.pool[0].memory_bytes = lk_engine_pool_bytes(NULL, &config.pool[0].geometry, 8192);
+    reopen();
+    static uint64_t handle[LK_ROWS_MAX];
+    static float alone[LK_ROWS_MAX][256];
+    uint32_t width = 256;
+    for (uint32_t i = 0; i < LK_ROWS_MAX; i++) {
+        inlet_reset(&client);
+        handle[i] = inlet_create(&client);
+        if (i % 50)
+            inlet_must(append(&client, handle[i], 1, 0, i));
+        inlet_step(&step);
+        const float *out =
+            inlet_give_q(&client, inlet_row(&step, handle[i], 1, i % 50 ? i : 0, 1), i);
+        inlet_must(run_step(&client, LK_OP_ATTEND));
+        memcpy(alone[i], out, sizeof(alone[i]));
+    }
+    for (uint32_t rows = 1; rows <= LK_ROWS_MAX; rows += rows < 4 ? 1 : 63) {
+        const float *out[LK_ROWS_MAX];
+        inlet_reset(&client);
+        inlet_step(&step);
+        for (uint32_t i = 0; i < rows; i++) {
+            struct lk_row_desc *row = inlet_row(&step, handle[i], 1, i % 50 ? i : 0, 1);
+            out[i] = inlet_give_q(&client, row, i);
+        }
+        struct lk_cqe cqe = run_step(&client, LK_OP_ATTEND);
+        inlet_must(cqe);
+        ck_assert_uint_eq(cqe.rows, rows);
+        for (uint32_t i = 0; i < rows; i++)
+            ck_assert_mem_eq(out[i], alone[i], width * sizeof(float));
+    }
+    for (uint32_t c = 0; c < width; c++)
+        ck_assert(alone[0][c] == 0);
+}
+END_TEST
+
+/* A layer several times in a step, each row after the other. */
+START_TEST(rows_of_a_layer_follow_each_other) {
+    uint64_t a = inlet_create(&client);
+    const struct lk_geometry *g = &config.pool[0].geometry;
+    const float *out[20];
+    inlet_step(&step);
+    step.step.dense_below = 10000;
+    for (uint32_t i = 0; i < 20; i++) {
+        struct lk_row_desc *row = inlet_row(&step, a, 0, i * UINT64_C(7), 7);
+        inlet_give_kv(&client, row, ids + i * 7);
+        out[i] = inlet_give_q(&client, row, 100 * i);
+    }
+    struct lk_cqe cqe = run_step(&client, LK_OP_DECODE);
+    inlet_must(cqe);
+    ck_assert_uint_eq(cqe.rows, 20);
+    for (uint32_t i = 0; i < 20; i++) {
+        const float *q = (const float *)(client.memory.arena + step.row[i].q);
+        ck_assert(inlet_error(g, q, out[i], ids, i * 7 + 1, 0) < 1e-4);
+    }
+}
+END_TEST
+
+/* ---- refusals ---- */
+
+START_TEST(positions_are_refused) {
+    uint64_t a = inlet_create(&client);
+    inlet_must(append(&client, a, 0, 0, 40));
+    inlet_refused(append(&client, a, 0, 41, 1), LK_REASON_POSITION, 41, 40, 0);
+    inlet_refused(append(&client, a, 0, 30, 11), LK_REASON_POSITION, 30, 40, 0);
+    inlet_refused(append(&client, a, 0, 30, 10), LK_REASON_REPLAYED, 30, 40, 0);
+    inlet_refused(append(&client, a, 0, UINT64_MAX - 5, 10), LK_REASON_POSITION, UINT64_MAX - 5, 40,
+                  0);
+    inlet_step(&step);
+    inlet_give_q(&client, inlet_row(&step, a, 0, 39, 1), 0);
+    inlet_refused(run_step(&client, LK_OP_ATTEND), LK_REASON_POSITION, 39, 40, 0);
+    inlet_refused(inlet_object(&client, LK_OP_SEQUENCE_TRUNCATE, a, 41), LK_REASON_TRUNCATE, 41, 40,
+                  WHOLE);
+    inlet_must(append(&client, a, 0, 40, 1));
+}
+END_TEST
+
+START_TEST(one_bad_row_refuses_the_step) {
+    uint64_t a = inlet_create(&client), b = inlet_create(&client);
+    inlet_step(&step);
+    inlet_give_kv(&client, inlet_row(&step, a, 0, 0, 5), ids);
+    inlet_give_kv(&client, inlet_row(&step, b, 0, 1, 5), ids);
+    inlet_refused(run_step(&client, LK_OP_APPEND), LK_REASON_POSITION, 1, 0, 1);
+    inlet_must(append(&client, a, 0, 0, 5)); /* nothing was appended */
+    step.row[1].position = 0;
+    step.row[1].k = client.memory.sizes.arena_bytes - 64;
+    inlet_step(&step);
+    inlet_give_kv(&client, inlet_row(&step, a, 0, 5, 5), ids);
+    inlet_row(&step, b, 0, 0, 5)->k = client.memory.sizes.arena_bytes - 64;
+    inlet_refused(run_step(&client, LK_OP_APPEND), LK_REASON_K_RANGE,
+                  client.memory.sizes.arena_bytes - 64, client.memory.sizes.arena_bytes, 1);
+}
+END_TEST
+
+START_TEST(handles_are_refused) {
+    uint64_t a = inlet_create(&client), lease = inlet_lease(&client, 4);
+    struct inlet_client other;
+    ck_assert_int_eq(inlet_connect(&inlet, &other, 1, 64, 0), 0);
+    inlet_refused(append(&other, a, 0, 0, 1), LK_REASON_HANDLE_STALE, a, a, 0);
+    inlet_refused(append(&client, lease, 0, 0, 1), LK_REASON_HANDLE_KIND, lease, 0, 0);
+    inlet_refused(inlet_object(&client, LK_OP_LEASE_CLOSE, a, 0), LK_REASON_HANDLE_KIND, a, 0,
+                  WHOLE);
+    inlet_refused(inlet_object(&client, LK_OP_SEQUENCE_FREE, 0, 0), LK_REASON_HANDLE_NONE, 0, 0,
+                  WHOLE);
+    inlet_refused(inlet_object(&client, LK_OP_SEQUENCE_FREE, UINT64_MAX, 0), LK_REASON_HANDLE_STALE,
+                  UINT64_MAX, 0, WHOLE);
+    inlet_free(&client, a);
+    uint64_t next = a + (UINT64_C(1) << 32);
+    inlet_refused(inlet_object(&client, LK_OP_SEQUENCE_FREE, a, 0), LK_REASON_HANDLE_STALE, a, next,
+                  WHOLE);
+    ck_assert_uint_eq(inlet_create(&client), next); /* the slot again, the generation new */
+    inlet_disconnect(&other);
+}
+END_TEST
+
+START_TEST(pools_do_not_mix) {
+    config.pools = 2;
+    config.pool[1] = config.pool[0];
+    strcpy(config.pool[1].name, "second");
+    config.pool[1].geometry.layers = 1;
+    reopen();
+    struct lk_object_desc desc = {.pool = 1};
+    struct lk_cqe cqe = inlet_do(&client, LK_OP_SEQUENCE_CREATE, &desc, sizeof(desc));
+    inlet_must(cqe);
+    inlet_refused(append(&client, cqe.value, 0, 0, 1), LK_REASON_HANDLE_POOL, 1, 0, 0);
+    inlet_step(&step);
+    step.step.pool = 1;
+    inlet_give_kv(&client, inlet_row(&step, cqe.value, 0, 0, 30), ids);
+    inlet_must(run_step(&client, LK_OP_APPEND));
+    desc.pool = 2;
+    inlet_refused(inlet_do(&client, LK_OP_SEQUENCE_CREATE, &desc, sizeof(desc)), LK_REASON_POOL, 2,
+                  2, WHOLE);
+}
+END_TEST
+
+START_TEST(quotas_are_kept) {
+    config.max_sequences = 3;
+    config.max_leases = 1;
+    config.max_pages = 24;
+    config.max_pages_per_uid = 40;
+    config.pool[0].max_sequences = 5;
+    reopen();
+    struct inlet_client same, other;
+    ck_assert_int_eq(inlet_connect(&inlet, &same, 1, 64, 0), 0);
+    ck_assert_int_eq(inlet_connect(&inlet, &other, 2, 64, 0), 0);
+    uint64_t a = inlet_create(&client);
+    inlet_create(&client);
+    inlet_fork(&client, a);
+    inlet_refused(inlet_object(&client, LK_OP_SEQUENCE_CREATE, 0, 0), LK_REASON_SEQUENCES_QUOTA, 4,
+                  3, WHOLE);
+    uint64_t b = inlet_create(&same);
+    inlet_create(&other);
+    inlet_refused(inlet_object(&other, LK_OP_SEQUENCE_CREATE, 0, 0), LK_REASON_SEQUENCES_POOL, 6, 5,
+                  WHOLE);
+    inlet_must(append(&client, a, 0, 0, 6 * 64));
+    inlet_refused(append(&client, a, 0, 6 * 64, 1), LK_REASON_PAGES_QUOTA, 28, 24, WHOLE);
+    inlet_refused(append(&same, b, 0, 0, 5 * 64), LK_REASON_PAGES_UID, 44, 40, WHOLE);
+    inlet_must(append(&same, b, 0, 0, 4 * 64));
+    inlet_lease(&other, 24);
+    inlet_refused(inlet_object(&other, LK_OP_LEASE_OPEN, 0, 1), LK_REASON_LEASES_QUOTA, 2, 1,
+                  WHOLE);
+    inlet_free(&client, a); /* its fork was made before it had pages */
+    inlet_must(append(&same, b, 0, 4 * 64, 2 * 64));
+    inlet_disconnect(&same);
+    inlet_disconnect(&other);
+}
+END_TEST
+
+START_TEST(lengths_and_rows_have_limits) {
+    config.pool[0].max_tokens = 100;
+    config.workspace_bytes = 2000;
+    reopen();
+    uint64_t a = inlet_create(&client);
+    inlet_refused(append(&client, a, 0, 0, 101), LK_REASON_LENGTH_MAX, 101, 100, 0);
+    inlet_must(append(&client, a, 0, 0, 100));
+    config.max_row_tokens = 8;
+    config.pool[0].max_tokens = 0;
+    reopen();
+    a = inlet_create(&client);
+    inlet_refused(append(&client, a, 0, 0, 9), LK_REASON_TOKENS_MANY, 9, 8, 0);
+    for (uint32_t i = 0; i < 512; i++) {
+        inlet_reset(&client);
+        inlet_must(append(&client, a, 0, i * UINT64_C(8), 8));
+    }
+    inlet_step(&step);
+    step.step.budget = 64 * 16;
+    inlet_give_q(&client, inlet_row(&step, a, 0, 4096, 1), 0);
+    struct lk_cqe cqe = run_step(&client, LK_OP_ATTEND);
+    ck_assert_uint_eq(cqe.reason, LK_REASON_WORKSPACE);
+    ck_assert_uint_eq(cqe.limit, 2000);
+    ck_assert_uint_gt(cqe.value, 2000);
+}
+END_TEST
+
+START_TEST(draining_makes_nothing_new) {
+    uint64_t a = inlet_create(&client);
+    lk_intake_drain(inlet.intake, true);
+    ck_assert(inlet_status(&inlet).draining);
+    inlet_refused(inlet_object(&client, LK_OP_SEQUENCE_CREATE, 0, 0), LK_REASON_DRAINING, 0, 0,
+                  WHOLE);
+    inlet_refused(inlet_object(&client, LK_OP_SEQUENCE_FORK, a, 0), LK_REASON_DRAINING, 0, 0,
+                  WHOLE);
+    inlet_refused(inlet_object(&client, LK_OP_LEASE_OPEN, 0, 4), LK_REASON_DRAINING, 0, 0, WHOLE);
+    inlet_must(append(&client, a, 0, 0, 10)); /* what is there goes on */
+    lk_intake_drain(inlet.intake, false);
+    inlet_create(&client);
+}
+END_TEST
+
+/* ---- order ---- */
+
+START_TEST(a_barrier_waits_for_all_before) {
+    uint64_t a = inlet_create(&client), b = inlet_create(&client);
+    inlet_must(append(&client, a, 0, 0, 2000));
+    for (uint32_t round = 0; round < 20; round++) {
+        for (uint32_t i = 0; i < 10; i++) {
+            inlet_reset(&client);
+            inlet_step(&step);
+            step.step.dense_below = 10000;
+            inlet_give_q(&client, inlet_row(&step, i % 2 ? a : b, 0, i % 2 ? 2000 : 0, 1), i);
+            ck_assert(inlet_submit(&client, LK_OP_ATTEND, &step, inlet_step_bytes(&step), i));
+        }
+        ck_assert(inlet_submit(&client, LK_OP_BARRIER, NULL, 0, 100));
+        ck_assert(inlet_submit(&client, LK_OP_BARRIER, NULL, 0, 101));
+        for (uint32_t i = 0; i < 10; i++)
+            ck_assert_uint_lt(inlet_wait(&client).user_data, 10);
+        ck_assert_uint_eq(inlet_wait(&client).user_data, 100);
+        ck_assert_uint_eq(inlet_wait(&client).user_data, 101);
+    }
+}
+END_TEST
+
+/* ---- rings ---- */
+
+START_TEST(indices_wrap) {
+    static const uint64_t first[] = {(UINT64_C(1) << 32) - 3, (UINT64_C(1) << 63) - 3,
+                                     UINT64_MAX - 3};
+    for (uint32_t f = 0; f < 3; f++) {
+        struct inlet_client c;
+        ck_assert_int_eq(inlet_connect(&inlet, &c, 1, 4, first[f]), 0);
+        uint64_t a = inlet_create(&c);
+        for (uint32_t i = 0; i < 20; i++) {
+            inlet_reset(&c);
+            inlet_must(append(&c, a, 0, i, 1));
+        }
+        inlet_disconnect(&c);
+    }
+}
+END_TEST
+
+/* A client that does not read is pushed back, loses nothing, and holds nobody up. */
+START_TEST(a_client_that_does_not_read) {
+    struct inlet_client deaf;
+    ck_assert_int_eq(inlet_connect(&inlet, &deaf, 2, 4, 0), 0);
+    uint64_t a = inlet_create(&client), submitted = 0;
+    inlet_step(&step);
+    for (uint32_t idle = 0; idle < 100;) {
+        if (inlet_submit(&deaf, LK_OP_DECODE, &step, inlet_step_bytes(&step), submitted)) {
+            submitted++;
+            idle = 0;
+        } else {
+            idle++;
+            usleep(100);
+        }
+    }
+    ck_assert_uint_eq(submitted, 4 + 8); /* a completion ring answered, a submission ring waiting */
+    for (uint32_t i = 0; i < 50; i++)
+        inlet_must(append(&client, a, 0, i, 1));
+    for (uint64_t i = 0; i < submitted; i++)
+        ck_assert_uint_eq(inlet_wait(&deaf).user_data, i);
+    inlet_disconnect(&deaf);
+}
+END_TEST
+
+static bool is_cut(uint32_t id) {
+    struct lk_channel_status channels[8];
+    uint32_t count = lk_intake_channels(inlet.intake, channels, 8);
+    for (uint32_t i = 0; i < count; i++)
+        if (channels[i].id == id)
+            return channels[i].cut;
+    ck_abort_msg("no such channel");
+}
+
+START_TEST(a_ring_that_lies_is_cut) {
+    static const int64_t lies[] = {100, INT64_MIN, -1};
+    for (uint32_t i = 0; i < 4; i++) {
+        struct inlet_client liar;
+        ck_assert_int_eq(inlet_connect(&inlet, &liar, 2, 8, 0), 0);
+        uint64_t handle = inlet_create(&liar), end = lk_intake_now_ns() + 5000000000u;
+        struct lk_submission_head *head = liar.memory.submission;
+        if (i < 3)
+            lk_store_release64(&head->sq_tail, liar.ring.sq_tail + (uint64_t)lies[i]);
+        else { /* cq_head beyond what was published, seen when room is short */
+            lk_store_release64(&head->cq_head, liar.ring.cq_head + 1000);
+            lk_store_release64(&head->sq_tail, liar.ring.sq_tail + 8);
+        }
+        while (i < 3 && !is_cut(liar.id) && lk_intake_now_ns() < end) {
+            lk_bell_ring(liar.memory.client_fds[LK_FD_BELL]);
+            inlet_free(&client, inlet_create(&client)); /* others are served */
+        }
+        ck_assert(i == 3 || is_cut(liar.id));
+        ck_assert_uint_ne(handle, 0);
+        inlet_disconnect(&liar);
+    }
+}
+END_TEST
+
+/* Entries and descriptors of random bytes: each answered, none believed. */
+START_TEST(garbage_is_answered) {
+    uint64_t seed = 11, a = inlet_create(&client);
+    inlet_must(append(&client, a, 0, 0, 100));
+    for (uint32_t i = 0; i < 3000; i++) {
+        struct lk_sqe *sqe;
+        void *desc;
+        uint32_t bytes = 8 * (uint32_t)(inlet_random(&seed) % 60);
+        ck_assert_int_eq(lk_ring_client_reserve(&client.ring, bytes, &sqe, &desc), 0);
+        for (uint32_t at = 0; at < bytes; at += 8) {
+            uint64_t word = inlet_random(&seed) >> inlet_random(&seed) % 64;
+            memcpy((uint8_t *)desc + at, &word, 8);
+        }
+        if (i % 3 == 0 && bytes >= 8)
+            memcpy(desc, &a, 8);
+        sqe->op = (uint16_t)(inlet_random(&seed) % (LK_OP_COUNT + 1));
+        sqe->user_data = i;
+        if (i % 5 == 0)
+            sqe->desc = inlet_random(&seed) >> inlet_random(&seed) % 64;
+        if (i % 7 == 0)
+            sqe->desc_bytes = (uint32_t)(inlet_random(&seed) >> inlet_random(&seed) % 64);
+        lk_ring_client_publish(&client.ring);
+        if (lk_ring_client_must_wake(&client.ring))
+            lk_bell_ring(client.memory.client_fds[LK_FD_BELL]);
+        ck_assert_uint_eq(inlet_wait(&client).user_data, i);
+    }
+    inlet_check_idle(&inlet);
+}
+END_TEST
+
+/* ---- comings and goings ---- */
+
+/* Clients that go with work queued and in flight: all comes back, the others' results stay. */
+START_TEST(clients_go_at_any_point) {
+    uint64_t a = inlet_create(&client), seed = 3;
+    inlet_must(append(&client, a, 0, 0, 300));
+    uint64_t used = inlet_status(&inlet).pool[0].pages_used;
+    for (uint32_t round = 0; round < 100; round++) {
+        struct inlet_client c;
+        ck_assert_int_eq(inlet_connect(&inlet, &c, 2, 64, 0), 0);
+        uint64_t b = inlet_create(&c), lease = inlet_lease(&c, 9), at = 0;
+        for (uint64_t n = inlet_random(&seed) % 40; n > 0; n--) {
+            struct lk_object_desc desc = {.handle = b};
+            inlet_step(&step);
+            uint32_t tokens = 1 + (uint32_t)(inlet_random(&seed) % 30);
+            struct lk_row_desc *row = inlet_row(&step, b, 0, at, tokens);
+            inlet_give_kv(&c, row, ids);
+            inlet_give_q(&c, row, at);
+            at += tokens;
+            ck_assert(inlet_submit(&c, LK_OP_DECODE, &step, inlet_step_bytes(&step), 0));
+            if (n % 5 == 0)
+                ck_assert(inlet_submit(&c, LK_OP_SEQUENCE_FORK, &desc, sizeof(desc), 0));
+        }
+        ck_assert_uint_ne(lease, 0);
+        usleep((uint32_t)(inlet_random(&seed) % 500));
+        inlet_disconnect(&c);
+        inlet_check(&inlet);
+        ck_assert_uint_eq(inlet_status(&inlet).pool[0].pages_used, used);
+    }
+    ck_assert_uint_eq(inlet_status(&inlet).channels, 1);
+    inlet_must(append(&client, a, 0, 300, 1));
+}
+END_TEST
+
+START_TEST(connections_have_limits) {
+    config.max_channels = 3;
+    config.max_channels_per_uid = 2;
+    reopen();
+    struct inlet_client same, more, other;
+    ck_assert_int_eq(inlet_connect(&inlet, &same, 1, 64, 0), 0);
+    ck_assert_int_eq(inlet_connect(&inlet, &more, 1, 64, 0), -EDQUOT);
+    ck_assert_int_eq(inlet_connect(&inlet, &other, 2, 64, 0), 0);
+    ck_assert_int_eq(inlet_connect(&inlet, &more, 3, 64, 0), -EDQUOT);
+    config.max_channels = 4;
+    lk_intake_limits(inlet.intake, &config);
+    ck_assert_int_eq(inlet_connect(&inlet, &more, 3, 64, 0), 0);
+    inlet_disconnect(&same);
+    inlet_disconnect(&other);
+    inlet_disconnect(&more);
+}
+END_TEST
+
+START_TEST(pools_are_described) {
+    struct lk_msg_pool pool;
+    int fd = -1;
+    ck_assert_int_eq(lk_intake_pool(inlet.intake, 0, &pool, &fd), 0);
+    ck_assert_uint_eq(pool.pages, 512);
+    ck_assert_uint_eq(pool.max_tokens, 512 * 16);
+    ck_assert_uint_eq(pool.pages_free, 512);
+    ck_assert_str_eq(pool.name, "default");
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(lk_intake_pool(inlet.intake, 1, &pool, NULL), -ENOENT);
+}
+END_TEST
+
+/* ---- several clients at once ---- */
+
+#define CLIENTS 4
+
+struct worker {
+    uint64_t seed;
+    float last[256];
+};
+
+static void *work(void *argument) {
+    struct worker *w = argument;
+    static _Thread_local struct inlet_step mine;
+    struct inlet_client c;
+    uint64_t tokens[600], at = 0;
+    inlet_count(tokens, 600, w->seed * 1000);
+    ck_assert_int_eq(inlet_connect(&inlet, &c, 1, 16, 0), 0);
+    uint64_t handle = inlet_create(&c), seed = w->seed;
+    while (at < 600) {
+        inlet_reset(&c);
+        uint32_t n = 1 + (uint32_t)(inlet_random(&seed) % 9);
+        n = n < 600 - at ? n : (uint32_t)(600 - at);
+        inlet_step(&mine);
+        for (uint32_t l = 0; l < 2; l++) {
+            struct lk_row_desc *row = inlet_row(&mine, handle, l, at, n);
+            inlet_give_kv(&c, row, tokens + at);
+            inlet_give_q(&c, row, at);
+        }
+        mine.step.budget = 64;
+        mine.step.sampled = 1;
+        inlet_must(inlet_do(&c, LK_OP_DECODE, &mine, inlet_step_bytes(&mine)));
+        at += n;
+    }
+    inlet_step(&mine);
+    mine.step.budget = 64;
+    const float *out = inlet_give_q(&c, inlet_row(&mine, handle, 1, at, 1), 77);
+    inlet_must(inlet_do(&c, LK_OP_ATTEND, &mine, inlet_step_bytes(&mine)));
+    memcpy(w->last, out, sizeof(w->last));
+    inlet_disconnect(&c);
+    return NULL;
+}
+
+static void crowd(uint32_t spin_us) {
+    struct worker alone[CLIENTS], together[CLIENTS];
+    pthread_t thread[CLIENTS];
+    config.spin_us = spin_us;
+    reopen();
+    for (uint32_t i = 0; i < CLIENTS; i++) {
+        alone[i].seed = together[i].seed = i + 1;
+        work(&alone[i]);
+    }
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        ck_assert_int_eq(pthread_create(&thread[i], NULL, work, &together[i]), 0);
+    for (uint32_t i = 0; i < 20; i++) {
+        inlet_check(&inlet);
+        usleep(500);
+    }
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        pthread_join(thread[i], NULL);
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        ck_assert_mem_eq(alone[i].last, together[i].last, sizeof(alone[i].last));
+}
+
+START_TEST(neighbours_change_no_bit) {
+    crowd(20);
+}
+END_TEST
+START_TEST(neighbours_change_no_bit_asleep) {
+    crowd(0);
+}
+END_TEST
+
+START_TEST(idle_thread_sleeps_and_wakes) {
+    usleep(20000);
+    struct lk_completion_head *head = client.memory.completion;
+    ck_assert_uint_eq(lk_load_relaxed32(&head->sleeping), 1);
+    uint64_t before = lk_intake_heartbeat(inlet.intake);
+    inlet_create(&client);
+    ck_assert_uint_gt(lk_intake_heartbeat(inlet.intake), before);
+    ck_assert_uint_gt(lk_load_relaxed64(&head->heartbeat_ns), 0);
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("intake");
+    TCase *tcase = tcase_create("all");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, an_empty_step_is_answered);
+    tcase_add_test(tcase, results_are_told);
+    tcase_add_test(tcase, ragged_batches);
+    tcase_add_test(tcase, rows_of_a_layer_follow_each_other);
+    tcase_add_test(tcase, positions_are_refused);
+    tcase_add_test(tcase, one_bad_row_refuses_the_step);
+    tcase_add_test(tcase, handles_are_refused);
+    tcase_add_test(tcase, pools_do_not_mix);
+    tcase_add_test(tcase, quotas_are_kept);
+    tcase_add_test(tcase, lengths_and_rows_have_limits);
+    tcase_add_test(tcase, draining_makes_nothing_new);
+    tcase_add_test(tcase, a_barrier_waits_for_all_before);
+    tcase_add_test(tcase, indices_wrap);
+    tcase_add_test(tcase, a_client_that_does_not_read);
+    tcase_add_test(tcase, a_ring_that_lies_is_cut);
+    tcase_add_test(tcase, garbage_is_answered);
+    tcase_add_test(tcase, clients_go_at_any_point);
+    tcase_add_test(tcase, connections_have_limits);
+    tcase_add_test(tcase, pools_are_described);
+    tcase_add_test(tcase, neighbours_change_no_bit);
+    tcase_add_test(tcase, neighbours_change_no_bit_asleep);
+    tcase_add_test(tcase, idle_thread_sleeps_and_wakes);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
