@@ -23,7 +23,6 @@
 #define WARPS   8
 #define THREADS (32 * WARPS)
 #define QUERIES 8
-#define SLICES_MOST 256
 #define NEVER   0x7fffffff
 
 struct attend_args {
@@ -77,8 +76,8 @@ __device__ __forceinline__ struct task find_task(const struct attend_args &a, ui
 
 __device__ __forceinline__ struct octet find_octet(const struct attend_args &a, const struct task &t,
                                                  uint32_t token) {
-    const uint32_t b = a.pool.geometry.page_tokens, d = a.pool.geometry.head_dim, in = token % b;
-    uint32_t entry = token / b;
+    const uint32_t b = a.pool.geometry.page_tokens, d = a.pool.geometry.head_dim, in = token & (b - 1);
+    uint32_t entry = token >> (31 - __clz(b));
     struct octet h = {NULL, NULL, NEVER, 0.f, true};
     uint64_t physical;
 
@@ -123,8 +122,7 @@ __device__ __forceinline__ int query_limit(const struct attend_args &a, const st
 
 struct merge_memory {
     struct lk_cuda_stat stat[WARPS][QUERIES];
-    float factor[WARPS][QUERIES];
-    float mass[WARPS * QUERIES], scale[WARPS * QUERIES];
+    float mass[WARPS * QUERIES];
     uint32_t last;
     alignas(16) float out[4]; /* [warp][query][d + 4] */
 };
@@ -146,7 +144,7 @@ __device__ __forceinline__ uint8_t *partial_of(const struct attend_args &a, cons
 }
 
 /* Write a query's results; `state`: all its tokens. */
-__device__ __forceinline__ void finish_query(const struct attend_args &a, const struct task &t,
+__device__ __noinline__ void finish_query(const struct attend_args &a, const struct task &t,
                                              struct merge_memory *s, uint32_t q,
                                              const struct lk_cuda_stat &state) {
     const struct lk_geometry *g = &a.pool.geometry;
@@ -175,8 +173,20 @@ __device__ __forceinline__ float *query_out(const struct attend_args &a, const s
                           g->head_dim;
 }
 
+__device__ __forceinline__ void store_query(const struct attend_args &a, const struct task &t,
+                                            uint32_t q, const float4 sum[2], float scale) {
+    const uint32_t lane = threadIdx.x % 32;
+    float *out = query_out(a, t, q);
+
+#pragma unroll
+    for (int x = 0; x < 2; x++)
+        if (128 * x + 4 * lane < a.pool.geometry.head_dim)
+            *(float4 *)&out[128 * x + 4 * lane] = make_float4(sum[x].x * scale, sum[x].y * scale,
+                                                              sum[x].z * scale, sum[x].w * scale);
+}
+
 /* After s->mass is complete. */
-__device__ __forceinline__ void finish_head(const struct attend_args &a, const struct task &t,
+__device__ __noinline__ void finish_head(const struct attend_args &a, const struct task &t,
                                             struct merge_memory *s) {
     if (!t.r->result || t.group != 0)
         return;
@@ -201,104 +211,106 @@ __device__ __forceinline__ void list_all(const struct task &t) {
         t.r->list[(uint64_t)t.head * t.r->list_pages + i] = {i, 1.f};
 }
 
-/* Merge the slices of a group of queries; block-wide. */
-__device__ void merge_slices(const struct attend_args &a, const struct task &t,
-                             struct merge_memory *s, uint32_t most) {
-    const uint32_t d = a.pool.geometry.head_dim, slices = t.r->slices;
+/* Merge the slices of a group of queries; a warp a query. */
+__device__ __noinline__ void merge_slices(const struct attend_args &a, const struct task &t,
+                                          struct merge_memory *s, uint32_t most) {
+    const uint32_t d = a.pool.geometry.head_dim, slices = t.r->slices, lane = threadIdx.x % 32;
     const uint64_t step = (uint64_t)most * (d * 4 + sizeof(struct lk_cuda_stat));
     const uint8_t *first = partial_of(a, t, 0, most);
-    float *factor = s->out; /* [query][slice] */
-    const uint32_t lane = threadIdx.x % 32;
 
-    for (uint32_t q = threadIdx.x / 32; q < t.queries; q += WARPS) { /* a warp a query */
+#pragma unroll 1
+    for (uint32_t q = threadIdx.x / 32; q < t.queries; q += WARPS) {
         struct lk_cuda_stat all = {-INFINITY, 0.f, 0.f, 0.f};
-        float4 v[SLICES_MOST / 32];
-#pragma unroll
-        for (uint32_t i = 0; i < SLICES_MOST / 32; i++) {
-            v[i] = make_float4(-INFINITY, 0.f, 0.f, 0.f);
-            if (32 * i + lane < slices)
-                v[i] = __ldcg((const float4 *)(first + (32 * i + lane) * step + most * d * 4) + q);
-            all.peak = fmaxf(all.peak, v[i].x);
-        }
+        const uint8_t *stat = first + most * d * 4 + q * sizeof(struct lk_cuda_stat);
+        float4 sum[2] = {};
+#pragma unroll 1
+        for (uint32_t i = lane; i < slices; i += 32)
+            all.peak = fmaxf(all.peak, __ldcg((const float *)(stat + i * step)));
         all.peak = warp_max(all.peak);
+#pragma unroll 1
+        for (uint32_t base = 0; base < slices; base += 32) {
+            float4 v = make_float4(-INFINITY, 0.f, 0.f, 0.f);
+            if (base + lane < slices)
+                v = __ldcg((const float4 *)(stat + (base + lane) * step));
+            float f = shrink(v.x, all.peak);
+            all.mass = fmaf(v.y, f, all.mass);
+            all.kept = fmaf(v.z, f, all.kept);
+#pragma unroll 8
+            for (uint32_t i = 0; i < min(32u, slices - base); i++) {
+                float g = __shfl_sync(LK_FULL_WARP, f, i);
 #pragma unroll
-        for (uint32_t i = 0; i < SLICES_MOST / 32; i++) {
-            float f = shrink(v[i].x, all.peak);
-            all.mass = fmaf(v[i].y, f, all.mass);
-            all.kept = fmaf(v[i].z, f, all.kept);
-            if (32 * i + lane < slices)
-                factor[q * slices + 32 * i + lane] = f;
+                for (int x = 0; x < 2; x++)
+                    if (128 * x + 4 * lane < d) {
+                        float4 o = __ldcg((const float4 *)(first + (base + i) * step + (q * d + 128 * x + 4 * lane) * 4));
+                        sum[x].x = fmaf(o.x, g, sum[x].x);
+                        sum[x].y = fmaf(o.y, g, sum[x].y);
+                        sum[x].z = fmaf(o.z, g, sum[x].z);
+                        sum[x].w = fmaf(o.w, g, sum[x].w);
+                    }
+            }
         }
         all.mass = warp_sum(all.mass);
         all.kept = warp_sum(all.kept);
-        if (lane == 0) {
-            s->scale[q] = all.mass > 0 ? 1.f / all.mass : 0.f;
+        store_query(a, t, q, sum, all.mass > 0 ? 1.f / all.mass : 0.f);
+        if (lane == 0)
             finish_query(a, t, s, q, all);
+    }
+    __syncthreads();
+}
+
+/* Merge the warps that held the same queries, a warp a query: to the output, or to the slice's partial. */
+__device__ __noinline__ void merge_warps(const struct attend_args &a, const struct task &t,
+                                         struct merge_memory *s, uint32_t most, uint8_t *partial) {
+    const uint32_t d = a.pool.geometry.head_dim, shared_by = t.r->query_warps, lane = threadIdx.x % 32;
+    const uint32_t parts = WARPS / shared_by;
+
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t q = threadIdx.x / 32; q < t.queries; q += WARPS) {
+        struct lk_cuda_stat v = {-INFINITY, 0.f, 0.f, 0.f}, all = v;
+        const uint32_t w = q / QUERIES, in = q % QUERIES;
+        float4 sum[2] = {};
+        if (lane < parts)
+            v = s->stat[w + lane * shared_by][in];
+        all.peak = warp_max(v.peak);
+        float f = shrink(v.peak, all.peak);
+        all.mass = warp_sum(v.mass * f);
+        all.kept = warp_sum(v.kept * f);
+#pragma unroll 4
+        for (uint32_t i = 0; i < parts; i++) {
+            float g = __shfl_sync(LK_FULL_WARP, f, i);
+#pragma unroll
+            for (int x = 0; x < 2; x++)
+                if (128 * x + 4 * lane < d) {
+                    float4 o = *(float4 *)&warp_out(s, w + i * shared_by, in, d)[128 * x + 4 * lane];
+                    sum[x].x = fmaf(o.x, g, sum[x].x);
+                    sum[x].y = fmaf(o.y, g, sum[x].y);
+                    sum[x].z = fmaf(o.z, g, sum[x].z);
+                    sum[x].w = fmaf(o.w, g, sum[x].w);
+                }
+        }
+        if (partial) {
+            for (int x = 0; x < 2; x++)
+                if (128 * x + 4 * lane < d)
+                    __stcg((float4 *)(partial + (q * d + 128 * x + 4 * lane) * 4), sum[x]);
+            if (lane == 0)
+                __stcg((float4 *)(partial + most * d * 4) + q, make_float4(all.peak, all.mass, all.kept, 0.f));
+        } else {
+            store_query(a, t, q, sum, all.mass > 0 ? 1.f / all.mass : 0.f);
+            if (lane == 0)
+                finish_query(a, t, s, q, all);
         }
     }
     __syncthreads();
-    for (uint32_t e = threadIdx.x * 2; e < t.queries * d; e += THREADS * 2) {
-        const float *f = factor + e / d * slices;
-        float2 sum = make_float2(0.f, 0.f);
-#pragma unroll 16
-        for (uint32_t i = 0; i < slices; i++) {
-            float2 v = __ldcg((const float2 *)(first + i * step + e * 4));
-            sum.x = fmaf(v.x, f[i], sum.x);
-            sum.y = fmaf(v.y, f[i], sum.y);
-        }
-        float scale = s->scale[e / d];
-        *(float2 *)&query_out(a, t, e / d)[e % d] = make_float2(sum.x * scale, sum.y * scale);
-    }
 }
 
 /* Warps have left their state in shared memory: merge them, and the row's slices if this was the last. */
-__device__ void finish_task(const struct attend_args &a, const struct task &t, struct merge_memory *s) {
-    const uint32_t d = a.pool.geometry.head_dim, shared_by = t.r->query_warps;
-    const uint32_t parts = WARPS / shared_by, most = shared_by * QUERIES;
+__device__ __forceinline__ void finish_task(const struct attend_args &a, const struct task &t,
+                                            struct merge_memory *s) {
+    const uint32_t most = t.r->query_warps * QUERIES;
     const bool whole = t.r->slices == 1;
-    uint8_t *partial = whole ? NULL : partial_of(a, t, t.slice, most);
 
-    __syncthreads();
-    for (uint32_t x = threadIdx.x / 8; x < (most + 3) / 4 * 4; x += THREADS / 8) { /* eight lanes a query */
-        const uint32_t w = x / QUERIES + threadIdx.x % 8 * shared_by, q = x % QUERIES;
-        struct lk_cuda_stat v = {-INFINITY, 0.f, 0.f, 0.f};
-        if (threadIdx.x % 8 < parts)
-            v = s->stat[w][q];
-        float peak = v.peak, f;
-#pragma unroll
-        for (int o = 1; o < 8; o <<= 1)
-            peak = fmaxf(peak, __shfl_xor_sync(LK_FULL_WARP, peak, o));
-        f = shrink(v.peak, peak);
-        struct lk_cuda_stat all = {peak, v.mass * f, v.kept * f, 0.f};
-#pragma unroll
-        for (int o = 1; o < 8; o <<= 1) {
-            all.mass += __shfl_xor_sync(LK_FULL_WARP, all.mass, o);
-            all.kept += __shfl_xor_sync(LK_FULL_WARP, all.kept, o);
-        }
-        if (whole)
-            f *= all.mass > 0 ? 1.f / all.mass : 0.f;
-        if (threadIdx.x % 8 < parts)
-            s->factor[w][q] = f;
-        if (threadIdx.x % 8 == 0 && whole && x < t.queries)
-            finish_query(a, t, s, x, all);
-        if (threadIdx.x % 8 == 0 && !whole)
-            __stcg((float4 *)(partial + most * d * 4) + x, make_float4(all.peak, all.mass, all.kept, 0.f));
-    }
-    __syncthreads();
-    for (uint32_t e = threadIdx.x * 2; e < t.queries * d; e += THREADS * 2) {
-        uint32_t q = e / d, w = q / QUERIES, in = q % QUERIES;
-        float2 sum = make_float2(0.f, 0.f);
-        for (uint32_t i = 0; i < parts; i++) {
-            float f = s->factor[w + i * shared_by][in];
-            float2 v = *(float2 *)&warp_out(s, w + i * shared_by, in, d)[e % d];
-            sum.x = fmaf(v.x, f, sum.x);
-            sum.y = fmaf(v.y, f, sum.y);
-        }
-        if (whole)
-            *(float2 *)&query_out(a, t, q)[e % d] = sum;
-        else
-            __stcg((float2 *)(partial + e * 4), sum);
-    }
+    merge_warps(a, t, s, most, whole ? NULL : partial_of(a, t, t.slice, most));
     list_all(t);
     if (whole) {
         if (threadIdx.x == 0)
@@ -306,9 +318,8 @@ __device__ void finish_task(const struct attend_args &a, const struct task &t, s
         __syncthreads();
         return;
     }
-    __threadfence();
-    __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence();
         uint32_t *word = &a.sync[LK_CUDA_ROWS_MAX * a.pool.geometry.kv_heads + t.r->group_first +
                                  t.head * t.r->query_groups + t.group];
         s->last = atomicAdd(word, 1u) == t.r->slices - 1;
@@ -519,9 +530,7 @@ __global__ void __launch_bounds__(THREADS) attend_plain(const __grid_constant__ 
 /* ---- launcher ---- */
 
 static uint32_t shared_bytes(uint32_t d) {
-    uint32_t slices = 64 * WARPS * QUERIES * 4, out = WARPS * QUERIES * (d + 4);
-
-    return sizeof(struct merge_memory) + 4 * (slices > out ? slices : out);
+    return sizeof(struct merge_memory) + 4 * WARPS * QUERIES * (d + 4);
 }
 
 template <int D, bool BF16>

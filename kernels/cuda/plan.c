@@ -18,7 +18,6 @@
 #define TILE_UNITS   8  /* pages or superpages a warp scores together */
 #define TILE_TOKENS  16 /* rows of a tensor-core tile */
 #define BLOCK_WARPS  8  /* of attend */
-#define SLICE_QUERIES 4096 /* slices x queries whose states the merging block holds */
 #define HEAD_TOKENS  16 /* appended by a warp */
 
 static uint32_t div_up(uint32_t a, uint32_t b) {
@@ -77,14 +76,13 @@ static void plan_scan(const struct lk_geometry *g, struct lk_cuda_row *r) {
 }
 
 static void plan_attend(const struct lk_geometry *g, struct lk_cuda_row *r) {
-    uint32_t query_tiles = div_up(r->tokens * g->group, 8), cap;
+    uint32_t query_tiles = div_up(r->tokens * g->group, 8), cap = clamp(512 / g->kv_heads, 16, 256);
     uint64_t tokens = r->scan ? (uint64_t)r->budget_pages * g->page_tokens : r->length;
 
     r->query_warps = 1;
     while (r->query_warps < BLOCK_WARPS && r->query_warps < query_tiles)
         r->query_warps *= 2;
     r->query_groups = div_up(query_tiles, r->query_warps);
-    cap = clamp(512 / g->kv_heads, 16, least(256, SLICE_QUERIES / (8 * r->query_warps)));
     r->tiles = (uint32_t)((tokens + TILE_TOKENS - 1) / TILE_TOKENS);
     r->slices = clamp(div_up(r->tiles, BLOCK_WARPS), 1, cap);
     r->slice_tiles = clamp(div_up(r->tiles, r->slices), 1, UINT32_MAX);

@@ -40,10 +40,11 @@ struct shared {
     uint32_t hist[BINS];      /* later: pages up to and with an entry */
     union {
         uint64_t prefix[ENTRIES];   /* weights up to and with an entry */
-        uint32_t values[KEYS_MOST]; /* shares of kept pages; later: log2 weights of the sample */
+        uint32_t values[KEYS_MOST]; /* shares of kept pages; indices emitted */
     };
     uint32_t kept[KEYS_MOST];
     uint32_t hits[KEYS_MOST];
+    float sample_bias[KEYS_MOST];
     alignas(16) uint32_t members[MEMBERS];
     uint64_t warp_sum[WARPS];
     uint32_t warp_count[2][WARPS];
@@ -60,7 +61,7 @@ struct cut {
 /* ---- block-wide steps ---- */
 
 /* Inclusive sum over the block's threads -> the thread's own. `slot` is one of two scratch rows. */
-__device__ uint32_t block_prefix(struct shared *s, uint32_t x, uint32_t slot, uint32_t *ret_total) {
+__device__ __noinline__ uint32_t block_prefix(struct shared *s, uint32_t x, uint32_t slot, uint32_t *ret_total) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint32_t sum = x, before = 0, total = 0;
 
@@ -82,7 +83,7 @@ __device__ uint32_t block_prefix(struct shared *s, uint32_t x, uint32_t slot, ui
 }
 
 /* Highest bin with which the bins from the top hold at least k: s->bin, s->above. -> keys in all. */
-__device__ uint32_t find_bin(struct shared *s, uint32_t k) {
+__device__ __noinline__ uint32_t find_bin(struct shared *s, uint32_t k) {
     constexpr int PER = BINS / THREADS;
     uint32_t own[PER], sum = 0, total, before;
 
@@ -104,14 +105,18 @@ __device__ uint32_t find_bin(struct shared *s, uint32_t k) {
     return total;
 }
 
-template <class Key>
-__device__ void fill_bins(struct shared *s, uint32_t n, Key key, uint32_t shift, uint32_t mask,
+/* Keys lie in shared memory or in memory that other blocks wrote: read past L1. */
+__device__ __forceinline__ uint32_t key_at(const uint32_t *keys, uint32_t i) {
+    return *(const volatile uint32_t *)&keys[i];
+}
+
+__device__ __noinline__ void fill_bins(struct shared *s, uint32_t n, const uint32_t *keys, uint32_t shift, uint32_t mask,
                           uint32_t prefix_shift, uint32_t prefix) {
     for (uint32_t i = threadIdx.x; i < BINS; i += THREADS)
         s->hist[i] = 0;
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-        uint32_t x = key(i);
+        uint32_t x = key_at(keys, i);
         if (x && (prefix_shift == 32 || x >> prefix_shift == prefix))
             atomicAdd(&s->hist[x >> shift & mask], 1u);
     }
@@ -119,11 +124,11 @@ __device__ void fill_bins(struct shared *s, uint32_t n, Key key, uint32_t shift,
 }
 
 /* The cut that leaves the best k of n keys; all that are not 0 where there are no more. */
-template <class Key>
-__device__ struct cut find_cut(struct shared *s, uint32_t n, uint32_t k, Key key) {
+__device__ __noinline__ struct cut find_cut(struct shared *s, uint32_t n, uint32_t k,
+                                            const uint32_t *keys) {
     uint32_t top, middle, need, inside;
 
-    fill_bins(s, n, key, 19, BINS - 1, 32, 0);
+    fill_bins(s, n, keys, 19, BINS - 1, 32, 0);
     if (threadIdx.x == 0)
         s->count = 0;
     if (find_bin(s, k) <= k)
@@ -137,7 +142,7 @@ __device__ struct cut find_cut(struct shared *s, uint32_t n, uint32_t k, Key key
             if (i >= inside)
                 s->members[i] = 0;
         for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-            uint32_t x = key(i);
+            uint32_t x = key_at(keys, i);
             if (x && x >> 19 == top)
                 s->members[atomicAdd(&s->count, 1u)] = x;
         }
@@ -156,12 +161,12 @@ __device__ struct cut find_cut(struct shared *s, uint32_t n, uint32_t k, Key key
             }
         }
     } else {
-        fill_bins(s, n, key, 8, BINS - 1, 19, top);
+        fill_bins(s, n, keys, 8, BINS - 1, 19, top);
         find_bin(s, need);
         middle = s->bin;
         need -= s->above;
         __syncthreads();
-        fill_bins(s, n, key, 0, 255, 8, top << 11 | middle);
+        fill_bins(s, n, keys, 0, 255, 8, top << 11 | middle);
         find_bin(s, need);
         if (threadIdx.x == 0) {
             s->cut = (top << 11 | middle) << 8 | s->bin;
@@ -172,16 +177,16 @@ __device__ struct cut find_cut(struct shared *s, uint32_t n, uint32_t k, Key key
     return {s->cut, s->ties};
 }
 
-/* sink(position, i) for the items within the cut, in order -> how many. */
-template <class Key, class Sink>
-__device__ uint32_t emit(struct shared *s, uint32_t n, Key key, struct cut cut, Sink sink) {
+/* Indices of the items within the cut, in order -> how many. */
+__device__ __noinline__ uint32_t emit(struct shared *s, uint32_t n, const uint32_t *keys,
+                                      struct cut cut, uint32_t *ret) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, below = (1u << lane) - 1;
     const uint32_t span = (n + THREADS - 1) / THREADS * 32, first = warp * span;
     const uint32_t last = min(n, first + span);
     uint32_t more = 0, equal = 0, total_more = 0, total_equal = 0, all_more, all_equal;
 
     for (uint32_t i = first + lane; i < last + lane; i += 32) {
-        uint32_t x = i < last ? key(i) : 0;
+        uint32_t x = i < last ? key_at(keys, i) : 0;
         total_more += __popc(__ballot_sync(LK_FULL_WARP, x > cut.key));
         total_equal += __popc(__ballot_sync(LK_FULL_WARP, x && x == cut.key));
     }
@@ -189,14 +194,14 @@ __device__ uint32_t emit(struct shared *s, uint32_t n, Key key, struct cut cut, 
     equal = block_prefix(s, lane == 31 ? total_equal : 0, 1, &all_equal);
     more = __shfl_sync(LK_FULL_WARP, more, 31) - total_more;
     equal = __shfl_sync(LK_FULL_WARP, equal, 31) - total_equal;
+#pragma unroll 1
     for (uint32_t i = first + lane; i < last + lane; i += 32) {
-        uint32_t x = i < last ? key(i) : 0;
+        uint32_t x = i < last ? key_at(keys, i) : 0;
         uint32_t m = __ballot_sync(LK_FULL_WARP, x > cut.key);
         uint32_t e = __ballot_sync(LK_FULL_WARP, x && x == cut.key);
         uint32_t equal_before = equal + __popc(e & below);
-        bool in = x > cut.key || (x && x == cut.key && equal_before < cut.ties);
-        if (in)
-            sink(more + __popc(m & below) + min(equal_before, cut.ties), i);
+        if (x > cut.key || (x && x == cut.key && equal_before < cut.ties))
+            ret[more + __popc(m & below) + min(equal_before, cut.ties)] = i;
         more += __popc(m);
         equal += __popc(e);
     }
@@ -305,6 +310,7 @@ __device__ void make_keys(const struct select_args &a, const struct plan &p, str
     const float lift = p.step == 4 ? 2.f : 0.f, mean = 1.f / p.group;
     const float *scores = row_scores(p.r, p.head, p.stride);
 
+#pragma unroll 1
     for (uint32_t i = threadIdx.x; i < (n + 31) / 32 * 32; i += THREADS) {
         uint32_t share = 0, key = 0, j = base + i;
         uint64_t weight = 0;
@@ -345,17 +351,16 @@ __device__ void run_segment(const struct select_args &a, const struct plan &p, s
                             uint32_t segment) {
     const uint32_t base = segment * p.segment, n = min(p.segment, p.units - base);
     uint32_t *keys = row_candidates(p) + segment * p.most, *pages = keys + p.segments * p.most;
-    auto key = [&](uint32_t i) { return s->keys[i]; };
     uint32_t count;
 
     make_keys(a, p, s, base, n);
-    struct cut cut = find_cut(s, n, min(p.k, p.most), key);
-    count = emit(s, n, key, cut, [&](uint32_t at, uint32_t i) {
-        __stcg(&keys[at], s->keys[i]);
-        __stcg(&pages[at], base + i);
-    });
-    for (uint32_t i = count + threadIdx.x; i < p.most; i += THREADS)
-        __stcg(&keys[i], 0u);
+    struct cut cut = find_cut(s, n, min(p.k, p.most), s->keys);
+    count = emit(s, n, s->keys, cut, s->hits);
+    for (uint32_t i = threadIdx.x; i < p.most; i += THREADS) {
+        __stcg(&keys[i], i < count ? s->keys[s->hits[i]] : 0u);
+        if (i < count)
+            __stcg(&pages[i], base + s->hits[i]);
+    }
     __syncthreads();
 }
 
@@ -365,18 +370,19 @@ __device__ void finish_prune(const struct plan &p, struct shared *s, uint32_t it
     const uint32_t *keys = row_candidates(p), *pages = keys + items;
     uint32_t *list = row_rescan(p.r, p.head), count;
     float *scores = row_scores(p.r, p.head, p.stride);
-    auto key = [&](uint32_t i) { return __ldcg(&keys[i]); };
-    struct cut cut = find_cut(s, items, p.k, key);
+    uint32_t *chosen = row_shares(p); /* not in use before select */
+    struct cut cut = find_cut(s, items, p.k, keys);
 
-    count = emit(s, items, key, cut, [&](uint32_t at, uint32_t i) {
-        uint32_t unit = __ldcg(&pages[i]);
+    count = emit(s, items, keys, cut, chosen);
+    for (uint32_t at = threadIdx.x; at < count; at += THREADS) {
+        uint32_t unit = __ldcg(&pages[chosen[at]]);
         for (uint32_t x = 0; x < p.step; x++) {
             uint32_t page = unit * p.step + x;
             uint32_t *tag = (uint32_t *)(scores + (uint64_t)page * p.stride);
             list[at * p.step + x] = page;
             *tag = __ldcg(tag) | 1;
         }
-    });
+    }
     uint32_t tail = p.step == 4 ? p.r->complete % 4 : 0;
     if (threadIdx.x < tail) {
         uint32_t page = p.r->complete - tail + threadIdx.x;
@@ -410,8 +416,11 @@ __device__ uint32_t apply_target(const struct plan &p, struct shared *s, uint32_
         s->keys[i] = s->kept[i];
     }
     __syncthreads();
-    return emit(s, kept, [&](uint32_t i) { return s->hits[i]; }, {0, 0},
-                [&](uint32_t at, uint32_t i) { s->kept[at] = s->keys[i]; });
+    kept = emit(s, kept, s->hits, {0, 0}, s->values);
+    for (uint32_t i = threadIdx.x; i < kept; i += THREADS)
+        s->kept[i] = s->keys[s->values[i]];
+    __syncthreads();
+    return kept;
 }
 
 /* Running sums over entries of `per` x 32 pages, kept pages left out: s->prefix, s->hist. */
@@ -464,7 +473,7 @@ __device__ void sum_entries(const struct plan &p, struct shared *s, uint32_t kep
     __syncthreads();
 }
 
-/* Sample p.sampled of the pages not kept: pages to s->keys, log2 weights to s->values -> how many. */
+/* Sample p.sampled of the pages not kept: pages to s->keys, log2 weights to s->sample_bias -> how many. */
 __device__ uint32_t draw(const struct plan &p, struct shared *s, uint32_t kept) {
     const uint32_t sums = (p.units + 31) / 32, per = (sums + ENTRIES - 1) / ENTRIES;
     const uint32_t entries = (sums + per - 1) / per;
@@ -527,19 +536,20 @@ __device__ uint32_t draw(const struct plan &p, struct shared *s, uint32_t kept) 
         }
     }
     __syncthreads();
-    return emit(
-        s, strata, [&](uint32_t i) { return i == 0 || s->hits[i] != s->hits[i - 1] ? 1u : 0u; },
-        {0, 0}, [&](uint32_t at, uint32_t i) {
-            uint32_t hits = 1, page = s->hits[i];
-            uint64_t own;
-            while (i + hits < strata && s->hits[i + hits] == page)
-                hits++;
-            own = by_share * weight_of(__ldcg(&shares[page])) + by_page;
-            s->keys[at] = page;
-            s->values[at] = __float_as_uint(
-                by_share ? (float)log2((double)hits * (double)total / ((double)strata * (double)own))
-                         : 0.f);
-        });
+    for (uint32_t i = threadIdx.x; i < strata; i += THREADS)
+        s->keys[i] = i == 0 || s->hits[i] != s->hits[i - 1];
+    __syncthreads();
+    const uint32_t drawn = emit(s, strata, s->keys, {0, 0}, s->values);
+    for (uint32_t at = threadIdx.x; at < drawn; at += THREADS) {
+        uint32_t i = s->values[at], hits = (at + 1 < drawn ? s->values[at + 1] : strata) - i;
+        uint64_t own = by_share * weight_of(__ldcg(&shares[s->hits[i]])) + by_page;
+        s->keys[at] = s->hits[i];
+        s->sample_bias[at] = by_share ? (float)log2((double)hits * (double)total /
+                                                  ((double)strata * (double)own))
+                                    : 0.f;
+    }
+    __syncthreads();
+    return drawn;
 }
 
 __device__ __forceinline__ uint32_t count_below(const uint32_t *pages, uint32_t n, uint32_t page) {
@@ -562,34 +572,64 @@ __device__ void write_pick(const struct plan &p, uint32_t at, uint32_t page, flo
         p.r->list[(uint64_t)p.head * p.r->list_pages + at] = {page, kept ? 1.f : exp2f(bias)};
 }
 
-/* log2 mass of the pages not kept, by query head. */
-__device__ void estimate_rest(const struct plan &p, struct shared *s, uint32_t kept) {
+/* log2 mass of the pages not kept, by query head: what the kept leave of 1; where they leave too
+ * little for a float to tell, summed over all the others. */
+__device__ __noinline__ void estimate_rest(const struct plan &p, struct shared *s, uint32_t kept) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const float *scores = row_scores(p.r, p.head, p.stride);
+    float *rest = row_head(p.r, p.head)->rest;
 
     for (uint32_t g = warp; g < p.group; g += WARPS) {
         float sum = 0;
         for (uint32_t i = lane; i < kept; i += 32)
             sum += exp2_fast(__ldcg(&scores[(uint64_t)s->kept[i] * p.stride + g]) - s->lse[g]);
         sum = 1.f - warp_sum(sum);
+        s->part[g].x = sum;
         if (lane == 0)
-            row_head(p.r, p.head)->rest[g] = sum > 0 ? log2_fast(sum) + s->lse[g] : -INFINITY;
+            rest[g] = log2_fast(sum) + s->lse[g];
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t g = 0; g < p.group; g++) {
+        float2 sum = make_float2(-INFINITY, 0.f);
+        if (s->part[g].x > 1e-5f)
+            continue;
+        for (uint32_t j = threadIdx.x; j < p.units; j += THREADS) {
+            uint32_t at = count_below(s->kept, kept, j);
+            if (at == kept || s->kept[at] != j)
+                sum = merge_parts(sum, make_float2(__ldcg(&scores[(uint64_t)j * p.stride + g]), 1.f));
+        }
+        for (int o = 16; o; o >>= 1)
+            sum = merge_parts(sum, make_float2(__shfl_xor_sync(LK_FULL_WARP, sum.x, o),
+                                               __shfl_xor_sync(LK_FULL_WARP, sum.y, o)));
+        if (lane == 0)
+            ((float2 *)s->members)[warp] = sum;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (int w = 1; w < WARPS; w++)
+                sum = merge_parts(sum, ((float2 *)s->members)[w]);
+            rest[g] = sum.x + log2_fast(sum.y);
+        }
+        __syncthreads();
     }
 }
 
 __device__ void finish_select(const struct plan &p, struct shared *s, uint32_t items) {
     const uint32_t *keys = row_candidates(p), *pages = keys + items;
-    const bool fits = items <= KEYS_MOST;
     uint32_t kept, drawn = 0;
+    struct cut cut;
 
-    if (fits)
+    if (items <= KEYS_MOST) {
         for (uint32_t i = threadIdx.x; i < items; i += THREADS)
             s->keys[i] = __ldcg(&keys[i]);
+        keys = s->keys;
+        __syncthreads();
+    }
+    cut = find_cut(s, items, p.k, keys);
+    kept = emit(s, items, keys, cut, s->hits);
+    for (uint32_t i = threadIdx.x; i < kept; i += THREADS)
+        s->kept[i] = __ldcg(&pages[s->hits[i]]);
     __syncthreads();
-    auto key = [&](uint32_t i) { return fits ? s->keys[i] : __ldcg(&keys[i]); };
-    struct cut cut = find_cut(s, items, p.k, key);
-    kept = emit(s, items, key, cut,
-                [&](uint32_t at, uint32_t i) { s->kept[at] = __ldcg(&pages[i]); });
     if (p.r->mass_target > 0)
         kept = apply_target(p, s, kept);
     if (p.sampled)
@@ -600,7 +640,7 @@ __device__ void finish_select(const struct plan &p, struct shared *s, uint32_t i
         write_pick(p, i + count_below(s->keys, drawn, s->kept[i]), s->kept[i], 0.f, 1);
     for (uint32_t i = threadIdx.x; i < drawn; i += THREADS)
         write_pick(p, i + count_below(s->kept, kept, s->keys[i]), s->keys[i],
-                   __uint_as_float(s->values[i]), 0);
+                   s->sample_bias[i], 0);
     if (threadIdx.x == 0) {
         struct lk_cuda_head *h = row_head(p.r, p.head);
         h->kept = kept;
