@@ -85,7 +85,7 @@ TRACE := tests/data/smollm2-needle.safetensors
 demo:  ## install what is missing, build, and replay a real trace through a private daemon
 	@packaging/deps.sh build
 	@$(MAKE) --no-print-directory -s $(JOBS) all
-	$(O)/locks-replay --trace $(TRACE) --budget 512 --compare
+	$(O)/locks-replay --trace $(TRACE) --budget 512 --sampled 16 --compare
 
 .PHONY: check
 check:  ## every test that needs no GPU, in three builds: plain, address+undefined, thread
