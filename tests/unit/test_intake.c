@@ -48,7 +48,7 @@ static struct lk_cqe run_step(struct inlet_client *c, uint16_t op) {
 static struct lk_cqe append(struct inlet_client *c, uint64_t handle, uint32_t layer,
                             uint64_t position, uint32_t tokens) {
     inlet_step(&step);
-    inlet_give_kv(c, inlet_row(&step, handle, layer, position, tokens), ids + position);
+    inlet_give_kv(c, inlet_row(&step, handle, layer, position, tokens), ids + position % 2048);
     return run_step(c, LK_OP_APPEND);
 }
 

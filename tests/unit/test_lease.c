@@ -185,7 +185,7 @@ START_TEST(tables_are_checked) {
     for (uint32_t t = 0; t < 5; t++)
         ck_assert(inlet_error(&inlet.config.pool[0].geometry, q + t * 256, out + t * 256, ids,
                               t + 1, 0) < 1e-4);
-    inlet_must(set_table(0, NULL, 0, 0)); /* no tokens: zeros */
+    inlet_must(set_table(0, (uint32_t[]){0}, 0, 0)); /* no tokens: zeros */
     attends(0, 0, ids, 0);
 }
 END_TEST
