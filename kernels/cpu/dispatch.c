@@ -7,6 +7,9 @@
  * Invariant: the path changes only in lk_cpu_open(), which is called before threads start.
  */
 #include <errno.h>
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 
 #include "dispatch.h"
 
@@ -14,8 +17,9 @@ static enum lk_cpu_path chosen = LK_CPU_PORTABLE;
 
 static bool has_avx2(void) {
 #ifdef __x86_64__
+    unsigned a, b, c = 0, d; /* not every compiler knows F16C by name */
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+           __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
 #else
     return false;
 #endif
