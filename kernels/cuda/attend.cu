@@ -38,12 +38,16 @@ struct task {
     uint32_t tile_first, tile_last;
     uint32_t entries;                  /* picked pages */
     const struct lk_cuda_pick *picks;  /* NULL: all pages in order */
+    const uint8_t *base;               /* keys of the KV head in page 0 of the layer */
+    const uint32_t *table;
+    uint32_t shift, length;            /* of the table; tokens */
+    uint32_t token_shift;              /* of a page */
 };
 
 /* Eight tokens of one page. */
 struct octet {
     const uint16_t *keys, *values;
-    int position; /* of its first token; NEVER: no tokens */
+    int position; /* of its first token; NEVER: no tokens, any bytes of the pool */
     float bias;
     bool kept;
 };
@@ -65,6 +69,11 @@ __device__ __forceinline__ struct task find_task(const struct attend_args &a, ui
     t.tile_last = min(t.r->tiles, t.tile_first + t.r->slice_tiles);
     t.picks = NULL;
     t.entries = 0;
+    t.base = lk_page_keys_device(a.pool, t.r->layer, 0, t.head);
+    t.table = t.r->table;
+    t.shift = t.r->table_shift;
+    t.length = (uint32_t)t.r->length;
+    t.token_shift = 31 - __clz(g->page_tokens);
     if (t.r->scan) {
         const struct lk_cuda_head *h = row_head(t.r, t.head);
         t.picks = row_picks(t.r, t.head);
@@ -76,10 +85,10 @@ __device__ __forceinline__ struct task find_task(const struct attend_args &a, ui
 
 __device__ __forceinline__ struct octet find_octet(const struct attend_args &a, const struct task &t,
                                                  uint32_t token) {
-    const uint32_t b = a.pool.geometry.page_tokens, d = a.pool.geometry.head_dim, in = token & (b - 1);
-    uint32_t entry = token >> (31 - __clz(b));
-    struct octet h = {NULL, NULL, NEVER, 0.f, true};
-    uint64_t physical;
+    const uint32_t b = 1u << t.token_shift, d = a.pool.geometry.head_dim, in = token & (b - 1);
+    const uint16_t *any = (const uint16_t *)a.pool.kv;
+    struct octet h = {any, any, NEVER, 0.f, true};
+    uint32_t entry = token >> t.token_shift, physical;
 
     if (t.picks) {
         if (entry >= t.entries)
@@ -90,16 +99,14 @@ __device__ __forceinline__ struct octet find_octet(const struct attend_args &a, 
         h.bias = __uint_as_float(v.z);
         h.kept = v.w;
     } else {
-        if (token >= t.r->length)
+        if (token >= t.length)
             return h;
-        physical = physical_page(t.r, entry);
+        physical = (__ldg(&t.table[entry >> t.shift]) << t.shift) + (entry & ((1u << t.shift) - 1));
     }
-    h.position = entry * b + in;
-    if ((uint32_t)h.position >= t.r->length) { /* the newest page's unwritten end */
-        h.position = NEVER;
+    if (entry * b + in >= t.length) /* the newest page's unwritten end */
         return h;
-    }
-    h.keys = (const uint16_t *)lk_page_keys_device(a.pool, t.r->layer, physical, t.head) + in * d;
+    h.position = entry * b + in;
+    h.keys = (const uint16_t *)(t.base + physical * a.pool.layout.page_bytes) + in * d;
     h.values = h.keys + (uint64_t)b * d;
     return h;
 }
@@ -144,7 +151,7 @@ __device__ __forceinline__ uint8_t *partial_of(const struct attend_args &a, cons
 }
 
 /* Write a query's results; `state`: all its tokens. */
-__device__ __noinline__ void finish_query(const struct attend_args &a, const struct task &t,
+__device__ __noinline__ void finish_query(const struct attend_args &a, const struct task t,
                                              struct merge_memory *s, uint32_t q,
                                              const struct lk_cuda_stat &state) {
     const struct lk_geometry *g = &a.pool.geometry;
@@ -186,7 +193,7 @@ __device__ __forceinline__ void store_query(const struct attend_args &a, const s
 }
 
 /* After s->mass is complete. */
-__device__ __noinline__ void finish_head(const struct attend_args &a, const struct task &t,
+__device__ __noinline__ void finish_head(const struct attend_args &a, const struct task t,
                                             struct merge_memory *s) {
     if (!t.r->result || t.group != 0)
         return;
@@ -212,14 +219,14 @@ __device__ __forceinline__ void list_all(const struct task &t) {
 }
 
 /* Merge the slices of a group of queries; a warp a query. */
-__device__ __noinline__ void merge_slices(const struct attend_args &a, const struct task &t,
+__device__ __noinline__ void merge_slices(const struct attend_args &a, const struct task t,
                                           struct merge_memory *s, uint32_t most) {
     const uint32_t d = a.pool.geometry.head_dim, slices = t.r->slices, lane = threadIdx.x % 32;
     const uint64_t step = (uint64_t)most * (d * 4 + sizeof(struct lk_cuda_stat));
     const uint8_t *first = partial_of(a, t, 0, most);
 
 #pragma unroll 1
-    for (uint32_t q = threadIdx.x / 32; q < t.queries; q += WARPS) {
+    for (uint32_t q = warp_index(); q < t.queries; q += WARPS) {
         struct lk_cuda_stat all = {-INFINITY, 0.f, 0.f, 0.f};
         const uint8_t *stat = first + most * d * 4 + q * sizeof(struct lk_cuda_stat);
         float4 sum[2] = {};
@@ -259,14 +266,14 @@ __device__ __noinline__ void merge_slices(const struct attend_args &a, const str
 }
 
 /* Merge the warps that held the same queries, a warp a query: to the output, or to the slice's partial. */
-__device__ __noinline__ void merge_warps(const struct attend_args &a, const struct task &t,
+__device__ __noinline__ void merge_warps(const struct attend_args &a, const struct task t,
                                          struct merge_memory *s, uint32_t most, uint8_t *partial) {
     const uint32_t d = a.pool.geometry.head_dim, shared_by = t.r->query_warps, lane = threadIdx.x % 32;
     const uint32_t parts = WARPS / shared_by;
 
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t q = threadIdx.x / 32; q < t.queries; q += WARPS) {
+    for (uint32_t q = warp_index(); q < t.queries; q += WARPS) {
         struct lk_cuda_stat v = {-INFINITY, 0.f, 0.f, 0.f}, all = v;
         const uint32_t w = q / QUERIES, in = q % QUERIES;
         float4 sum[2] = {};
@@ -343,7 +350,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
     attend_kernel(const __grid_constant__ struct attend_args a) {
     extern __shared__ __align__(16) uint8_t memory[];
     struct merge_memory *s = (struct merge_memory *)memory;
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane >> 2, c = lane & 3;
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index(), r = lane >> 2, c = lane & 3;
 
     let_next_start();
     wait_for_previous();
@@ -367,9 +374,11 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
 #pragma unroll
         for (int i = 0; i < D / 16; i++)
             o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
+        uint32_t tile = t.tile_first + warp / shared_by;
+        struct octet next[2] = {find_octet(a, t, 16 * tile), find_octet(a, t, 16 * tile + 8)};
         if (first_query < t.queries)
-            for (uint32_t tile = t.tile_first + warp / shared_by; tile < t.tile_last; tile += parts) {
-                const struct octet h[2] = {find_octet(a, t, 16 * tile), find_octet(a, t, 16 * tile + 8)};
+            for (; tile < t.tile_last; tile += parts) {
+                const struct octet h[2] = {next[0], next[1]};
                 uint4 k[D / 32][2], v[D / 64][2][2];
                 float z[4] = {0, 0, 0, 0};
 
@@ -377,16 +386,18 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
                 for (int x = 0; x < 2; x++)
 #pragma unroll
                     for (int i = 0; i < D / 32; i++)
-                        k[i][x] = h[x].keys ? *(const uint4 *)(h[x].keys + r * D + 32 * i + 8 * c)
-                                            : make_uint4(0, 0, 0, 0);
+                        k[i][x] = __ldg((const uint4 *)(h[x].keys + r * D + 32 * i + 8 * c));
 #pragma unroll
                 for (int x = 0; x < 2; x++)
 #pragma unroll
                     for (int i = 0; i < D / 64; i++)
 #pragma unroll
                         for (int y = 0; y < 2; y++)
-                            v[i][x][y] = h[x].keys ? *(const uint4 *)(h[x].values + (2 * c + y) * D + 64 * i + 8 * r)
-                                                   : make_uint4(0, 0, 0, 0);
+                            v[i][x][y] = __ldg((const uint4 *)(h[x].values + (2 * c + y) * D + 64 * i + 8 * r));
+                if (tile + parts < t.tile_last) { /* its loads run beside this tile's */
+                    next[0] = find_octet(a, t, 16 * (tile + parts));
+                    next[1] = find_octet(a, t, 16 * (tile + parts) + 8);
+                }
 #pragma unroll
                 for (int i = 0; i < D / 32; i++) {
                     mma_k16<BF16>(z, k[i][0].x, k[i][1].x, k[i][0].y, k[i][1].y, q[i].x, q[i].y);
@@ -428,7 +439,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
                     float2 f = unpack_pair<BF16>(high);
                     p[y][0] = transpose_8x8(high);
                     p[y][1] = transpose_8x8(pack_pair<BF16>(z[2 * y] - f.x, z[2 * y + 1] - f.y));
-                    int left = h[y].position == NEVER ? 0 : (int)t.r->length - h[y].position;
+                    int left = h[y].position == NEVER ? 0 : (int)t.length - h[y].position;
                     if (left < 8) {
 #pragma unroll
                         for (int i = 0; i < D / 64; i++)
@@ -478,7 +489,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
 __global__ void __launch_bounds__(THREADS) attend_plain(const __grid_constant__ struct attend_args a) {
     extern __shared__ __align__(16) uint8_t memory[];
     struct merge_memory *s = (struct merge_memory *)memory;
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, d = a.pool.geometry.head_dim;
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index(), d = a.pool.geometry.head_dim;
     const bool bf16 = a.pool.geometry.dtype == LK_BF16;
 
     let_next_start();

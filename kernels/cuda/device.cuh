@@ -23,6 +23,11 @@ __device__ __forceinline__ uint32_t group_stride(uint32_t group) {
     return group <= 4 ? 4 : (group + 7) / 8 * 8;
 }
 
+/* The warp's number, known to the compiler to be the same in all its lanes: loops over it do not diverge. */
+__device__ __forceinline__ uint32_t warp_index(void) {
+    return __shfl_sync(LK_FULL_WARP, threadIdx.x / 32, 0);
+}
+
 /* ---- programmatic dependent launch: a kernel may start before the one it reads from has ended ---- */
 
 __device__ __forceinline__ void wait_for_previous() {

@@ -659,7 +659,7 @@ template <int D, int R, int NG, int STAGES>
 __global__ void __launch_bounds__(512, 1)
     scan_kernel(const __grid_constant__ struct scan_args a, uint32_t tile_bytes) {
     extern __shared__ __align__(128) uint8_t shared[];
-    const uint32_t lane = threadIdx.x % 32, in_block = threadIdx.x / 32;
+    const uint32_t lane = threadIdx.x % 32, in_block = warp_index();
     const uint32_t warps = gridDim.x * (blockDim.x / 32);
     const uint32_t warp = in_block * gridDim.x + blockIdx.x; /* neighbours on different processors */
     uint64_t *bar = (uint64_t *)shared + in_block * STAGES;
@@ -754,7 +754,7 @@ __global__ void __launch_bounds__(256)
     const struct lk_geometry *g = &a.pool.geometry;
     const uint32_t lane = threadIdx.x % 32, d = g->head_dim, block = d & -d;
     const uint32_t warps = gridDim.x * (blockDim.x / 32);
-    const uint32_t warp = threadIdx.x / 32 * gridDim.x + blockIdx.x;
+    const uint32_t warp = warp_index() * gridDim.x + blockIdx.x;
     const uint32_t stride = group_stride(g->group);
     float *q = (float *)(shared + threadIdx.x / 32 * warp_bytes), *projection = q + 8 * d;
     struct cursor c = {};

@@ -62,7 +62,7 @@ struct cut {
 
 /* Inclusive sum over the block's threads -> the thread's own. `slot` is one of two scratch rows. */
 __device__ __noinline__ uint32_t block_prefix(struct shared *s, uint32_t x, uint32_t slot, uint32_t *ret_total) {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
     uint32_t sum = x, before = 0, total = 0;
 
     for (int o = 1; o < 32; o <<= 1) {
@@ -180,7 +180,7 @@ __device__ __noinline__ struct cut find_cut(struct shared *s, uint32_t n, uint32
 /* Indices of the items within the cut, in order -> how many. */
 __device__ __noinline__ uint32_t emit(struct shared *s, uint32_t n, const uint32_t *keys,
                                       struct cut cut, uint32_t *ret) {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, below = (1u << lane) - 1;
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index(), below = (1u << lane) - 1;
     const uint32_t span = (n + THREADS - 1) / THREADS * 32, first = warp * span;
     const uint32_t last = min(n, first + span);
     uint32_t more = 0, equal = 0, total_more = 0, total_equal = 0, all_more, all_equal;
@@ -263,7 +263,7 @@ __device__ __forceinline__ uint32_t *row_candidates(const struct plan &p) {
 
 /* log2 of the sum over all pages, by query head: from the parts that the last pass left. */
 __device__ void sum_parts(const struct select_args &a, const struct plan &p, struct shared *s) {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
     const bool second = !a.prune && p.r->list_max;
     const uint32_t first = second ? 1 + p.r->chunks : 1;
     const uint32_t count = second ? p.r->rescan_tiles + p.r->rest_chunks : p.r->chunks;
@@ -427,7 +427,7 @@ __device__ uint32_t apply_target(const struct plan &p, struct shared *s, uint32_
 __device__ void sum_entries(const struct plan &p, struct shared *s, uint32_t kept, uint32_t per,
                             uint32_t entries) {
     constexpr int EACH = ENTRIES / THREADS;
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
     const uint64_t *sums = row_sums(p);
     uint64_t own[EACH], sum = 0, before = 0;
     uint32_t count[EACH], pages = 0, total;
@@ -498,7 +498,7 @@ __device__ uint32_t draw(const struct plan &p, struct shared *s, uint32_t kept) 
     const uint64_t step = total / strata, start = total / (2 * (uint64_t)strata);
     auto upto = [&](uint32_t e) { return by_share * s->prefix[e] + by_page * s->hist[e]; };
 
-    for (uint32_t base = threadIdx.x / 32; base < strata; base += 4 * WARPS) { /* a warp a stratum */
+    for (uint32_t base = warp_index(); base < strata; base += 4 * WARPS) { /* a warp a stratum */
         uint32_t entry[4], bits[4];
 #pragma unroll
         for (int x = 0; x < 4; x++) {
@@ -575,7 +575,7 @@ __device__ void write_pick(const struct plan &p, uint32_t at, uint32_t page, flo
 /* log2 mass of the pages not kept, by query head: what the kept leave of 1; where they leave too
  * little for a float to tell, summed over all the others. */
 __device__ __noinline__ void estimate_rest(const struct plan &p, struct shared *s, uint32_t kept) {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
     const float *scores = row_scores(p.r, p.head, p.stride);
     float *rest = row_head(p.r, p.head)->rest;
 
