@@ -311,7 +311,7 @@ static void answer_no_pool(struct lk_server *server, struct lk_peer *peer, const
                            server->config.pool[i].name);
     struct lk_refused refused = {.error = -ESRCH, .major = LK_ABI_MAJOR, .minor = LK_ABI_MINOR};
     lk_wire_head(&refused.head, LK_MSG_REFUSED, sizeof(refused));
-    memcpy(refused.reason, why, sizeof(refused.reason));
+    snprintf(refused.reason, sizeof(refused.reason), "%s", why); /* no byte behind its end */
     answer(server, peer, &refused.head, -1);
 }
 
