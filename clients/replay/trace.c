@@ -36,8 +36,11 @@ static bool has_layer(const struct replay_trace *trace, uint32_t number) {
 
 /* "layers.L.q", "layers.L.k" or "layers.L.v". */
 static bool layer_of(const char *name, uint32_t *ret) {
-    char part, end;
-    return sscanf(name, "layers.%" SCNu32 ".%c%c", ret, &part, &end) == 2 && strchr("qkv", part);
+    char part, again[32];
+    if (sscanf(name, "layers.%" SCNu32 ".%c", ret, &part) != 2 || !strchr("qkv", part))
+        return false;
+    snprintf(again, sizeof(again), "layers.%" PRIu32 ".%c", *ret, part);
+    return strcmp(name, again) == 0; /* sscanf also takes signs, and what overflows */
 }
 
 static int find_layers(const struct replay_options *options, struct replay_trace *trace,
