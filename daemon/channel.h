@@ -5,11 +5,11 @@
  * A submission's life. Entry and descriptor are copied out of the ring once, checked, and only the
  * copy is used:
  *
- *   ring --take--> QUEUED --head of the queue, all it needs is there--> STARTED --its last row is in
+ *   ring --take--> QUEUED --head of the queue, all it needs is there--> STARTED --its last row in
  *   a batch--> out of the queue, RUNNING --its last row is FENCED--> completion, object free again
  *
- * Submissions of a channel start in order; what needs no batch completes when it starts. A refused
- * one completes at once, wherever it is.
+ * Submissions of a channel start in order; what needs no batch, or is refused, completes when it
+ * would start.
  *
  * Invariants
  *   - queued + running <= LK_QUEUE_SUBMISSIONS; what a client can make intake hold is that, its

@@ -129,6 +129,7 @@ static int open_objects(struct lk_intake *intake) {
         layers += (uint64_t)shape->max_sequences * shape->layers;
         written += (uint64_t)LK_LEASES_MAX * shape->layers;
     }
+    LK_ASSERT(intake->sequence_count > 0 && layers > 0 && written > 0); /* config.c's bounds */
     intake->sequence = calloc(intake->sequence_count, sizeof(*intake->sequence));
     intake->layer = calloc(layers, sizeof(*intake->layer));
     intake->lease = calloc(intake->lease_count, sizeof(*intake->lease));

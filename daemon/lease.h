@@ -6,14 +6,15 @@
  * fours of ids are superpages. A page has a mark for each layer: the tokens written, where
  * page_tokens means sealed and summarised. Two copies of the marks: `planned` (lk_pool.marks) is as
  * things will be when all that is launched is done, and decides what may be written and attended;
- * the ledger's is lowered when a write is placed and raised when it is fenced, so that after a crash
- * it promises no more than there is.
+ * the ledger's is lowered when a write is placed and raised when it is fenced, so that after a
+ * crash it promises no more than there is.
  *
  * A table set is a step's block tables, copied out of the arena once, as physical pages; rows in
  * flight point into it. It is replaced when none does.
  *
  * Order inside a batch is copy < write < attend, the engine's; whoever comes too late for a batch
- * takes the next one (lk_lease_may). Writes and copies of a lease are unfenced in one batch at most.
+ * takes the next one (lk_lease_may). Writes and copies of a lease are unfenced in one batch at
+ * most.
  *
  * Thread: intake. What it does not do: no quotas, no waiting (table.c, object.c).
  */

@@ -34,8 +34,8 @@ uint64_t lk_pool_fitting_pages(const struct lk_engine *engine,
     return pages > EXTENT_PAGES ? pages / EXTENT_PAGES * EXTENT_PAGES : pages;
 }
 
-/* Largest over the rows of one query, by sample, scan and budget: workspace has a peak where a scan's
- * second pass covers nearly all pages, so budgets are tried in small steps. */
+/* Largest over the rows of one query, by sample, scan and budget: workspace has a peak where a
+ * scan's second pass covers nearly all pages, so budgets are tried in small steps. */
 static uint64_t sparse_row_bytes(struct lk_row *row) {
     uint64_t largest = 0, pages = lk_row_pages(row);
     row->exact = 0;

@@ -43,7 +43,7 @@ static enum lk_run run_create(struct lk_intake *intake, struct lk_submission *s)
     return lk_answer(intake, s, lk_sequence_handle(sequence));
 }
 
-/* The sequence of FORK, TRUNCATE, FREE once it may be changed. LK_RUN_STARTED: refused, answered. */
+/* The sequence of FORK, TRUNCATE, FREE once it may be changed, else NULL: what to return. */
 static enum lk_run idle_sequence(struct lk_intake *intake, struct lk_submission *s,
                                  struct lk_sequence **ret) {
     struct lk_refusal refusal;

@@ -4,11 +4,11 @@
  *
  * Idea: the unit is the quad, four aligned pages of all layers under one id. Sixteen quads are an
  * extent; a table that grows is given the quad after its last one as long as its extent has it, and
- * otherwise an extent that nobody has touched, so that a scan streams. Free quads are bits, computed
- * from the ledger's references, which alone are the truth.
+ * otherwise an extent that nobody has touched, so that a scan streams. Free quads are bits,
+ * computed from the ledger's references, which alone are the truth.
  *
- * Promises: whoever is about to take quads one by one says how many first; `free - promised` is what
- * others may be promised. So a submission that starts can finish.
+ * Promises: whoever is about to take quads one by one says how many first; `free - promised` is
+ * what others may be promised. So a submission that starts can finish.
  *
  * Invariants: a quad's bit is set if and only if its references are 0 (lk_pool_check). A quad is
  * given up only by whom no batch in flight serves (sequence.h, lease.h: in_flight), so it may be
@@ -36,7 +36,7 @@ struct lk_pool {
     uint64_t quads, free, promised;
     uint32_t sequences, leases; /* live */
     uint64_t leased_pages;
-    /* Free quads: a mask of each extent, and of each 64 extents which are whole, which have some. */
+    /* Free quads: a mask of each extent, and of 64 extents which are whole, which have some. */
     uint32_t extents;
     uint16_t *extent;
     uint64_t *whole, *some;

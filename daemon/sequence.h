@@ -4,9 +4,9 @@
  *
  * Idea: two lengths a layer. The ledger's is what stands: results were published. `planned` also
  * counts what is in batches; rows state positions against it, so that layers and steps follow each
- * other without waiting. A table only grows at its end while rows of it are in flight, so rows point
- * into the ledger's table. What changes entries - fork, truncate, free, copy on write - waits until
- * nothing of the sequence is in flight (in_flight == 0), and then planned equals what stands.
+ * other without waiting. A table only grows at its end while rows of it are in flight, so rows
+ * point into the ledger's table. What changes entries - fork, truncate, free, copy on write - waits
+ * until nothing of the sequence is in flight (in_flight == 0), and then planned equals what stands.
  *
  * Copy on write. A fork shares every quad, the incomplete one too. Whoever appends into a quad with
  * more than one reference gets a copy of all layers' pages in it first (lk_sequence_copy); the old
@@ -64,13 +64,14 @@ uint64_t lk_sequence_longest(const struct lk_sequence *sequence);
 /* Shared quads among table entries first..stop-1 -> how many; *ret_first: the first of them. */
 uint32_t lk_sequence_shared(const struct lk_sequence *sequence, uint64_t first, uint64_t stop,
                             uint64_t *ret_first);
-/* Quads that one more append, of tokens position..end-1, makes a submission need: for growth and for
- * copies of what is shared now. Rows of a submission have the same serial and are asked in order. */
+/* Quads that one more append, of tokens position..end-1, makes a submission need: for growth and
+ * for copies of what is shared now. Rows of a submission have the same serial and are asked in
+ * order. */
 uint64_t lk_sequence_need(struct lk_sequence *sequence, uint64_t serial, uint64_t position,
                           uint64_t end);
-/* Table entry `at` gets a quad of its own, while no rows are in flight; appends what is to be copied at `copies` -> how many
- * (at most layers * LK_QUAD_PAGES, at least 1). The old quad's reference stays until
- * lk_sequence_copied(). */
+/* Table entry `at` gets a quad of its own, while no rows are in flight; appends what is to be
+ * copied at `copies` -> how many (at most layers * LK_QUAD_PAGES, at least 1). The old quad's
+ * reference stays until lk_sequence_copied(). */
 uint32_t lk_sequence_copy(struct lk_sequence *sequence, uint64_t at, struct lk_copy *copies,
                           uint32_t *ret_quad);
 /* The copy into `quad` is done. -> true: the old quad is free now. */

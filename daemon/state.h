@@ -135,7 +135,7 @@ enum lk_run lk_run_copy_pages(struct lk_intake *intake, struct lk_submission *su
 enum lk_run lk_run_invalidate(struct lk_intake *intake, struct lk_submission *submission);
 
 /* ---- step.c ---- */
-/* A row as the kernels take it, from a checked descriptor; length: tokens the last query attends. */
+/* A row as kernels take it, from a checked descriptor; length: tokens the last query attends. */
 void lk_fill_row(const struct lk_submission *submission, uint32_t index, const struct lk_pool *pool,
                  uint64_t length, struct lk_row *ret);
 /* Could that row ever run? */

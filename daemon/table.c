@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * table.c - what is done with leases: TABLES, WRITE, ATTEND_TABLE, COPY_PAGES, INVALIDATE. See state.h.
+ * table.c - what is done with leases: TABLES, WRITE, ATTEND_TABLE, COPY_PAGES, INVALIDATE. See
+ * state.h.
  *
- * ATTEND_TABLE and lists are checked as a whole before any part is placed. A WRITE is checked row by
- * row, since its slots are too many to hold at once: a refused row leaves the rows before it
+ * ATTEND_TABLE and lists are checked as a whole before any part is placed. A WRITE is checked row
+ * by row, since its slots are too many to hold at once: a refused row leaves the rows before it
  * written, `rows` of the completion says how many. Writing the same tokens again is harmless.
  * A refused TABLES leaves its set empty.
  */

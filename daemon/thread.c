@@ -7,8 +7,9 @@
  * channel that is served first changes every tick. An idle thread spins for config.spin_us, then
  * says in every channel that it sleeps, looks once more, and waits for bells, marks and commands.
  *
- * The clock is looked at where a batch is launched and fenced, and every so many ticks: a submission
- * that needs no batch is answered without a look. Times of a submission are exact to a microsecond.
+ * The clock is looked at where a batch is launched and fenced, and every so many ticks: a
+ * submission that needs no batch is answered without a look. Times of a submission are exact to a
+ * microsecond.
  *
  * A channel whose entries wait for an object of its own is not looked at when falling asleep: what
  * frees the object is a mark. A client that hung up or lied is not listened to.
@@ -167,7 +168,7 @@ static void beat(struct lk_intake *intake) {
         lk_store_relaxed64(&served(intake, i)->open.completion->heartbeat_ns, intake->now_ns);
 }
 
-/* again: something happened that may let waiting submissions go on. -> whether anything was done. */
+/* again: something happened that may let waiting submissions go on. -> was anything done? */
 static bool tick(struct lk_intake *intake, bool again) {
     bool finished = lk_finish_batches(intake) || again, taken = false;
     for (uint32_t i = 0; i < intake->channels; i++)

@@ -265,6 +265,10 @@ uint64_t inlet_lease(struct inlet_client *client, uint64_t pages) {
     return must(inlet_object(client, LK_OP_LEASE_OPEN, 0, pages));
 }
 
+bool inlet_same(const void *a, const void *b, size_t bytes) {
+    return memcmp(a, b, bytes) == 0;
+}
+
 /* ---- tokens ---- */
 
 uint64_t inlet_random(uint64_t *state) {
@@ -327,7 +331,7 @@ void inlet_append(struct inlet_client *client, uint64_t handle, uint32_t layer, 
 static void attend(const float *q, const uint64_t *ids, uint64_t count, uint32_t layer,
                    uint32_t head, const struct lk_geometry *g, double *ret) {
     uint64_t width = (uint64_t)g->kv_heads * g->head_dim;
-    float *k = malloc(width * sizeof(float)), *v = malloc(width * sizeof(float));
+    float *k = calloc(width, sizeof(float)), *v = calloc(width, sizeof(float));
     double peak = -INFINITY, sum = 0;
     memset(ret, 0, g->head_dim * sizeof(double));
     ck_assert(k && v);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * inlet.h - an engine, an intake and clients of it in one process, for tests of the daemon's inside.
+ * inlet.h - an engine, an intake and clients of it in one process, for tests of the daemon's
+ * inside.
  *
- * Clients have real segments and rings but no socket. What is expected to work and does not ends the
- * test program (Check's assertions). A client belongs to one thread; several may run at once.
+ * Clients have real segments and rings but no socket. What is expected to work and does not ends
+ * the test program (Check's assertions). A client belongs to one thread; several may run at once.
  */
 #ifndef INLET_H
 #define INLET_H
@@ -80,6 +81,9 @@ uint64_t inlet_fork(struct inlet_client *client, uint64_t handle);
 void inlet_truncate(struct inlet_client *client, uint64_t handle, uint64_t length);
 void inlet_free(struct inlet_client *client, uint64_t handle);
 uint64_t inlet_lease(struct inlet_client *client, uint64_t pages);
+
+/* Bit by bit, padding included. */
+bool inlet_same(const void *a, const void *b, size_t bytes);
 
 /* ---- tokens ---- */
 /* Keys (v: 0), values (1), queries (2) of token `id`, made from the number alone. */

@@ -305,7 +305,7 @@ static void compare_sparse(struct world *w) {
     ck_assert_int_eq(inlet_do(&w->client, LK_OP_APPEND, &step, inlet_step_bytes(&step)).status, 0);
     attend_sparse(w, m->handle, layer, m->length[layer], scan, &mine);
     attend_sparse(w, handle, layer, m->length[layer], scan, &fresh);
-    ck_assert_msg(memcmp(&mine, &fresh, sizeof(mine)) == 0, "scan %u at %lu tokens", scan,
+    ck_assert_msg(inlet_same(&mine, &fresh, sizeof(mine)), "scan %u at %lu tokens", scan,
                   (unsigned long)m->length[layer]);
     inlet_free(&w->client, handle);
 }

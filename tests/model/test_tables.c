@@ -379,7 +379,7 @@ static void compare_sparse(struct world *w, uint32_t set) {
     row->table_set = (uint16_t)set;
     row->table_row = (uint16_t)table;
     attend_sparse(w, LK_OP_ATTEND_TABLE, row, &step, w->next_id, &mine);
-    ck_assert_msg(memcmp(&mine, &other, sizeof(mine)) == 0, "scan %u at %u tokens", scan, length);
+    ck_assert_msg(inlet_same(&mine, &other, sizeof(mine)), "scan %u at %u tokens", scan, length);
     inlet_free(&w->client, sequence);
 }
 

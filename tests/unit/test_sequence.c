@@ -34,7 +34,7 @@ static struct lk_sequence *sequence(uint64_t handle) {
     return &inlet.intake->sequence[(uint32_t)handle - 1];
 }
 
-/* Nothing is in flight: what two tables hold at a layer is the same, bytes of summaries included. */
+/* Nothing is in flight: two tables hold the same at a layer, bytes of summaries included. */
 static void same_bytes(uint64_t a, uint64_t b, uint32_t layer, uint64_t tokens) {
     const struct lk_pool_view *v = &inlet.intake->pool[0].view;
     uint32_t page_tokens = v->geometry.page_tokens;
