@@ -573,6 +573,25 @@ static void handles(void) {
     locks_close(b.l);
 }
 
+/* A refusal carries its sentence and nothing from behind it. */
+static void questions(void) {
+    struct raw r;
+    raw_open(&r, 8);
+    for (uint32_t n = 0; n < 2; n++) {
+        struct lk_msg_pool_get ask = {.head = {LK_ABI_MAGIC, LK_MSG_POOL_GET, sizeof(ask)},
+                                      .index = n ? LK_POOL_BY_NAME : 99,
+                                      .name = "nowhere"};
+        struct lk_refused no;
+        if (send(r.l->socket, &ask, sizeof(ask), 0) != sizeof(ask) ||
+            recv(r.l->socket, &no, sizeof(no), 0) != sizeof(no) || no.error != -ESRCH)
+            bad("no refusal of a pool that is not there");
+        for (size_t i = strnlen(no.reason, sizeof(no.reason)); i < sizeof(no.reason); i++)
+            if (no.reason[i])
+                bad("byte %zu behind the sentence is %#x", i, no.reason[i]);
+    }
+    locks_close(r.l);
+}
+
 /* Lists, slots and tables at their limits. */
 static void lists(void) {
     struct raw r;
@@ -790,6 +809,7 @@ static const struct attack {
     {"entries", entries},
     {"changing_hands", changing_hands},
     {"handles", handles},
+    {"questions", questions},
     {"lists", lists},
     {"storms", storms},
     {"no_numbers", no_numbers},
