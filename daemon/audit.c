@@ -143,6 +143,13 @@ static bool lease_right(struct audit *a, uint32_t index) {
 
 /* ---- quads ---- */
 
+static uint32_t named_at(const struct audit *a, uint32_t index, uint32_t entry) {
+    const struct lk_ledger_sequence *slot = &a->view.sequences[index];
+    bool there = lk_ledger_live(slot->state) && entry < slot->quads;
+    return there ? a->view.tables[(uint64_t)index * a->view.shape.table_quads + entry]
+                 : LK_LEDGER_NONE;
+}
+
 static bool note_right(struct audit *a, uint32_t quad) {
     const struct lk_ledger_quad *q = &a->view.quads[quad];
     if (q->copy_from == LK_LEDGER_NONE)
@@ -153,6 +160,9 @@ static bool note_right(struct audit *a, uint32_t quad) {
         q->copy_index >= a->view.shape.table_quads)
         return wrong(a, "quad %u has a note of quad %u, sequence %u, entry %u", quad, q->copy_from,
                      q->copy_sequence, q->copy_index);
+    if (named_at(a, q->copy_sequence, q->copy_index) != quad)
+        return wrong(a, "quad %u is to be entry %u of sequence %u, which does not name it", quad,
+                     q->copy_index, q->copy_sequence);
     a->named[q->copy_from]++;
     return true;
 }

@@ -96,6 +96,7 @@ struct lk_channel {
     uint8_t *large;                     /* [LK_QUEUE_LARGE][LK_DESCRIPTOR_BYTES_MAX], likewise */
     uint32_t large_used;                /* mask */
     uint32_t queued, running;
+    uint32_t turn;                 /* rows placed in its present turn */
     uint32_t held;                 /* rows, writes and lists in batches not yet DONE */
     bool stalled;                  /* entries were left in the ring for want of an object */
     bool published;                /* since the bell was last thought of */
@@ -113,6 +114,14 @@ void lk_channel_unalloc(struct lk_channel *channel);
 /* Attaches to a client's segments. */
 void lk_channel_open(struct lk_channel *channel, const struct lk_channel_open *open,
                      struct lk_user *user, const struct lk_channel_limits *limits);
+
+/* Counts a row that is about to be placed -> false: the others first. */
+static inline bool lk_channel_has_turn(struct lk_channel *channel) {
+    if (channel->turn == LK_ROWS_PER_TURN)
+        return false;
+    channel->turn++;
+    return true;
+}
 
 /* A free object and room for its descriptor, or NULL: back-pressure. */
 struct lk_submission *lk_channel_object(struct lk_channel *channel, uint32_t desc_bytes);

@@ -31,7 +31,8 @@
  *     not marked.
  *   - Copy on write: the new quad notes old quad, sequence and index before the table names it and
  *     forgets them when the copy is done; until then the old quad's reference stays. Repair: where
- *     a note stands, the table gets the old quad back.
+ *     a note stands and the table names the new quad, the table gets the old one back; then the
+ *     note goes.
  *
  * Thread: intake. Workers read the tables of rows in flight, entries that do not change meanwhile.
  * What it does not do: decide anything (pool.h, sequence.h, lease.h).

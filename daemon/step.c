@@ -243,7 +243,7 @@ static bool place(struct lk_intake *intake, struct lk_work *work, struct lk_subm
 }
 
 enum lk_run lk_run_rows(struct lk_intake *intake, struct lk_submission *s) {
-    uint32_t rows = s->desc->step.rows, turn = 0;
+    uint32_t rows = s->desc->step.rows;
     struct lk_refusal refusal;
     if (!s->started && !check_rows(intake, s, &refusal))
         return lk_refuse(intake, s, &refusal);
@@ -252,8 +252,8 @@ enum lk_run lk_run_rows(struct lk_intake *intake, struct lk_submission *s) {
     struct lk_work *work = lk_filling(intake);
     if (!work)
         return LK_RUN_WAIT;
-    for (; s->next_row < rows; s->next_row++, turn++) {
-        if (turn == LK_ROWS_PER_TURN)
+    for (; s->next_row < rows; s->next_row++) {
+        if (!lk_channel_has_turn(s->channel))
             return LK_RUN_TURN;
         if (!place(intake, work, s, s->next_row))
             return LK_RUN_WAIT;

@@ -96,7 +96,7 @@ static bool place_attend(struct lk_intake *intake, struct lk_work *work, struct 
 }
 
 enum lk_run lk_run_attend_table(struct lk_intake *intake, struct lk_submission *s) {
-    uint32_t rows = s->desc->step.rows, turn = 0;
+    uint32_t rows = s->desc->step.rows;
     struct lk_refusal refusal;
     for (uint32_t i = 0; i < rows && !s->started; i++)
         if (attend_unfit(intake, s, i, &refusal)) {
@@ -109,8 +109,8 @@ enum lk_run lk_run_attend_table(struct lk_intake *intake, struct lk_submission *
     struct lk_work *work = lk_filling(intake);
     if (!work)
         return LK_RUN_WAIT;
-    for (; s->next_row < rows; s->next_row++, turn++) {
-        if (turn == LK_ROWS_PER_TURN)
+    for (; s->next_row < rows; s->next_row++) {
+        if (!lk_channel_has_turn(s->channel))
             return LK_RUN_TURN;
         if (!place_attend(intake, work, s, s->next_row))
             return LK_RUN_WAIT;
@@ -159,7 +159,7 @@ static bool place_write(struct lk_intake *intake, struct lk_work *work, struct l
 }
 
 enum lk_run lk_run_write(struct lk_intake *intake, struct lk_submission *s) {
-    uint32_t rows = s->desc->step.rows, turn = 0;
+    uint32_t rows = s->desc->step.rows;
     struct lk_refusal refusal = {0};
     s->started = true;
     if (rows == 0)
@@ -167,8 +167,8 @@ enum lk_run lk_run_write(struct lk_intake *intake, struct lk_submission *s) {
     struct lk_work *work = lk_filling(intake);
     if (!work)
         return LK_RUN_WAIT;
-    for (; s->next_row < rows; s->next_row++, turn++) {
-        if (turn == LK_ROWS_PER_TURN)
+    for (; s->next_row < rows; s->next_row++) {
+        if (!lk_channel_has_turn(s->channel))
             return LK_RUN_TURN;
         if (!place_write(intake, work, s, s->next_row, &refusal))
             return LK_RUN_WAIT;

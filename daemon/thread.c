@@ -116,6 +116,7 @@ static struct lk_channel *served(struct lk_intake *intake, uint32_t turn) {
 
 /* One turn of a channel -> whether more can be done for it. */
 static bool run_turn(struct lk_intake *intake, struct lk_channel *channel) {
+    channel->turn = 0;
     for (uint32_t i = 0; i < LK_TAKE_PER_TURN && channel->head; i++) {
         enum lk_run run = run_head(intake, channel->head);
         if (run != LK_RUN_STARTED)

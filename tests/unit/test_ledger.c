@@ -147,6 +147,8 @@ END_TEST
 START_TEST(copies_on_their_way_hold_their_source) {
     put_sequence(0, 3);
     view.quads[4].copy_from = 20;
+    wrong(false, "quad 4 is to be entry 0 of sequence 0, which does not name it");
+    view.quads[4].copy_index = 1;
     wrong(false, "quad 20 counts 0 references, there are 1");
     view.quads[20].references = 1;
     right(false);
