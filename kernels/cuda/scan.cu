@@ -434,9 +434,9 @@ __device__ void append_tokens(const struct scan_args &a, const struct lk_cuda_ro
     __syncwarp();
 }
 
-/* Exact, by a lane a token, two queries at a time held as floats in `scratch`. */
+/* Exact, by a lane a token, four queries at a time; their bytes in `scratch`. */
 __device__ void score_newest(const struct scan_args &a, const struct lk_cuda_row *r, uint32_t head,
-                             float *scratch) {
+                             uint16_t *scratch) {
     const struct lk_geometry *g = &a.pool.geometry;
     const uint32_t lane = threadIdx.x % 32, d = g->head_dim, stride = group_stride(g->group);
     const uint32_t page = r->pages - 1;
@@ -445,52 +445,59 @@ __device__ void score_newest(const struct scan_args &a, const struct lk_cuda_row
                                                                  physical_page(r, page), head);
     const bool bf16 = g->dtype == LK_BF16;
 
-    for (uint32_t first = 0; first < g->group; first += 2) {
-        uint32_t count = min(2u, g->group - first);
-        float2 part[2] = {{-INFINITY, 0.f}, {-INFINITY, 0.f}};
+    for (uint32_t first = 0; first < g->group; first += 4) {
+        const uint32_t count = min(4u, g->group - first);
         const uint16_t *q = (const uint16_t *)r->q + ((uint64_t)head * g->group + first) * d;
+        float2 part[4];
 
-        for (uint32_t i = lane; i < 2 * d; i += 32)
-            scratch[i] = i < count * d ? element(q[i], bf16) : 0.f;
         __syncwarp();
+        for (uint32_t i = lane; i < 4 * d; i += 32)
+            scratch[i] = i < count * d ? q[i] : 0;
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            part[i] = make_float2(-INFINITY, 0.f);
         for (uint32_t t = lane; t < tokens; t += 32) {
-            float x = 0, y = 0;
+            float x[4] = {0, 0, 0, 0};
             const uint4 *k = (const uint4 *)(keys + (uint64_t)t * d);
-#pragma unroll 4
+#pragma unroll 8
             for (uint32_t i = 0; i < d; i += 8) {
-                uint4 w = k[i / 8];
+                const uint4 w = k[i / 8];
                 const uint32_t words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
-                for (int e = 0; e < 8; e++) {
-                    float v = element((uint16_t)(words[e / 2] >> (e % 2 * 16)), bf16);
-                    x = fmaf(v, scratch[i + e], x);
-                    y = fmaf(v, scratch[d + i + e], y);
+                for (int y = 0; y < 4; y++) {
+                    const uint4 v = *(const uint4 *)&scratch[y * d + i];
+                    const uint32_t other[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+                    for (int e = 0; e < 8; e++)
+                        x[y] = fmaf(element((uint16_t)(words[e / 2] >> (e % 2 * 16)), bf16),
+                                    element((uint16_t)(other[e / 2] >> (e % 2 * 16)), bf16), x[y]);
                 }
             }
-            part[0] = merge_parts(part[0], make_float2(x * r->sm_scale * LK_LOG2E, 1.f));
-            part[1] = merge_parts(part[1], make_float2(y * r->sm_scale * LK_LOG2E, 1.f));
+#pragma unroll
+            for (int y = 0; y < 4; y++)
+                part[y] = merge_parts(part[y], make_float2(x[y] * r->sm_scale * LK_LOG2E, 1.f));
         }
-        for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int y = 0; y < 4; y++) {
             for (int o = 16; o; o >>= 1) {
-                float2 other = make_float2(__shfl_xor_sync(LK_FULL_WARP, part[i].x, o),
-                                           __shfl_xor_sync(LK_FULL_WARP, part[i].y, o));
-                part[i] = merge_parts(part[i], other);
+                float2 other = make_float2(__shfl_xor_sync(LK_FULL_WARP, part[y].x, o),
+                                           __shfl_xor_sync(LK_FULL_WARP, part[y].y, o));
+                part[y] = merge_parts(part[y], other);
             }
-        if (lane < count) {
-            float2 mine = part[lane];
-            float score = mine.x + log2_fast(mine.y);
-            uint32_t bits = __float_as_uint(score);
-            if (first + lane == 0)
-                bits |= 1;
-            row_scores(r, head, stride)[(uint64_t)page * stride + first + lane] = __uint_as_float(bits);
-            row_parts(r, head, stride)[first + lane] = mine;
+            if (lane == y && y < count) {
+                uint32_t bits = __float_as_uint(part[y].x + log2_fast(part[y].y));
+                if (first + y == 0)
+                    bits |= 1;
+                row_scores(r, head, stride)[(uint64_t)page * stride + first + y] = __uint_as_float(bits);
+                row_parts(r, head, stride)[first + y] = part[y];
+            }
         }
-        __syncwarp();
     }
 }
 
 __device__ __forceinline__ void run_heads(const struct scan_args &a, uint32_t warp, uint32_t warps,
-                                          float *scratch) {
+                                          uint16_t *scratch) {
     const uint32_t heads = a.pool.geometry.kv_heads;
 
     /* From the far end: the last warps have the fewest chunks. */
@@ -742,7 +749,7 @@ __global__ void __launch_bounds__(512, 1)
     }
     copy_wait<0>();
     if (a.heads)
-        run_heads(a, warp, warps, (float *)bytes);
+        run_heads(a, warp, warps, (uint16_t *)bytes);
     if (a.stage == LK_CUDA_RESCAN)
         run_rest(a, warp, warps);
 }
@@ -839,7 +846,7 @@ __global__ void __launch_bounds__(256)
             row_parts(c.r, c.head, stride)[c.slot * stride + c.pass * 8 + lane] = part;
     }
     if (a.heads)
-        run_heads(a, warp, warps, q);
+        run_heads(a, warp, warps, (uint16_t *)q);
     if (a.stage == LK_CUDA_RESCAN)
         run_rest(a, warp, warps);
 }
