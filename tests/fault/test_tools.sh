@@ -1,0 +1,186 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# test_tools.sh BUILD - the tools and the daemon in a hostile place: files that lie, full disks, small limits, signals,
+# daemons that die or hang. Each ends with its exit code and a sentence, and leaves nothing behind.
+set -u
+build=$(realpath "$1")
+work=$(mktemp -d /tmp/locksd-tools.XXXXXX)
+export XDG_RUNTIME_DIR=$work/run
+mkdir "$XDG_RUNTIME_DIR"
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
+unset LOCKSD LOCKSD_SOCKET
+failures=0
+fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
+
+ends() { # ends EXIT WORD COMMAND...: with that exit code, and WORD (if any) in what it says
+    local want=$1 word=$2 got
+    shift 2
+    timeout --kill-after=5 40 "$@" >"$work/said" 2>&1 </dev/null
+    got=$?
+    [ "$got" = "$want" ] || fail "$*: exit $got, not $want: $(tail -n 3 "$work/said")"
+    [ -z "$word" ] || grep -qF -- "$word" "$work/said" || fail "$*: no '$word' in: $(tail -n 3 "$work/said")"
+}
+nothing_left() { # nothing_left WHAT: no private daemon, no socket of one
+    for _ in $(seq 100); do
+        [ -z "$(ls "$XDG_RUNTIME_DIR")" ] && ! pgrep -f "locksd.*$XDG_RUNTIME_DIR" >/dev/null && return
+        sleep 0.05
+    done
+    fail "$1 left: $(ls "$XDG_RUNTIME_DIR") $(pgrep -af "locksd.*$XDG_RUNTIME_DIR")"
+}
+
+# ---- trace files that lie ----
+cat >"$work/make.py" <<'END'
+import json, struct, sys
+
+folder = sys.argv[1]
+pattern = bytes((i * 37 + 11) % 251 if i % 2 == 0 else 0x38 + (i * i >> 3) % 3 for i in range(2 * 4099))
+
+
+def file(name, header, data=b"", length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    with open(f"{folder}/{name}", "wb") as out:
+        out.write(struct.pack("<Q", len(text) if length is None else length) + text + data)
+
+
+def trace(steps, tokens, **change):
+    parts, at = {}, 0
+    for part, shape in (("q", [steps, 4, 64]), ("k", [tokens, 2, 64]), ("v", [tokens, 2, 64])):
+        size = 2 * shape[0] * shape[1] * 64
+        parts[f"layers.0.{part}"] = {"dtype": "F16", "shape": shape, "data_offsets": [at, at + size]} | change.get(part, {})
+        at += size
+    return parts, (pattern * (at // len(pattern) + 1))[:at]
+
+
+def layer(name):
+    return {key.replace(".0.", f".{name}."): value for key, value in trace(8, 40)[0].items()}
+
+
+good, data = trace(8, 40)
+text = json.dumps(good).encode()
+file("good", good, data)
+file("long", *trace(16000, 16384))
+file("empty-header", b"", b"", 0)
+file("length", b"{}", b"", 2**63)
+file("length-wraps", b"{}", b"", 2**64 - 8)
+file("no-json", b"hello")
+file("array", [])
+file("deep", b'{"a":' * 100000)
+file("twice", text[:-1] + b"," + text[1:], data)
+file("offset-negative", *trace(8, 40, q={"data_offsets": [-1, 4095]}))
+file("offset-back", *trace(8, 40, q={"data_offsets": [4096, 0]}))
+file("offset-wraps", *trace(8, 40, v={"data_offsets": [2**63 - 10241, 2**63 - 1]}))
+file("offset-overlap", *trace(8, 40, v={"data_offsets": [4096, 14336]}))
+file("offset-fraction", *trace(8, 40, v={"data_offsets": [14336.5, 24576.5]}))
+file("shape-wraps", *trace(8, 40, q={"shape": [2**32, 2**32, 64]}))
+file("shape-negative", *trace(8, 40, q={"shape": [-8, 4, 64]}))
+file("shape-word", *trace(8, 40, q={"shape": "8"}))
+file("shape-many", *trace(8, 40, q={"shape": [1] * 1000}))
+file("dtype-none", *trace(8, 40, q={"dtype": None}))
+file("layer-negative", layer("-1"), data)
+file("layer-wraps", layer("4294967296"), data)
+file("layer-padded", layer("00"), data)
+file("nan", good, b"\x00\x7e" * (len(data) // 2))
+END
+/usr/bin/python3 "$work/make.py" "$work" || exit 1
+replay=$build/locks-replay
+lies() { ends 65 "$2" "$replay" --trace "$work/$1" --budget 16; }
+printf '1234567' >"$work/short"
+lies short 'it has 7 bytes'
+lies empty-header 'no JSON object'
+lies length 'claims 9223372036854775808 bytes'
+lies length-wraps 'claims 18446744073709551608 bytes'
+lies no-json 'no JSON object'
+lies array 'no JSON object'
+lies deep 'maximum parsing depth'
+lies twice 'duplicate object key'
+for name in offset-negative offset-back offset-fraction; do lies $name '"data_offsets" [begin, end]'; done
+lies offset-wraps 'tensor layers.0.v'
+lies offset-overlap 'they overlap'
+lies shape-wraps 'overflows 64 bits'
+lies shape-negative 'dimension 0 is no whole number'
+lies shape-word 'no "shape" array'
+lies shape-many '1000 dimensions'
+lies dtype-none 'no "dtype" string'
+for name in layer-negative layer-wraps layer-padded; do lies $name 'not a trace'; done
+for path in "$work" /dev/zero; do ends 65 'not a regular file' "$replay" --trace "$path"; done
+ends 0 'a step took' "$replay" --trace "$work/nan" --budget 16 --compare
+
+# ---- places that are full, missing or small ----
+good=(--trace "$work/good" --budget 16)
+ends 0 'a step took' "$replay" "${good[@]}"
+ends 73 'No space left on device' "$replay" "${good[@]}" --out /dev/full
+for tool in "$replay ${good[*]}" "$replay ${good[*]} --json" "$build/locksctl --help"; do
+    ends 74 '' bash -c "exec $tool >/dev/full"
+done
+XDG_RUNTIME_DIR=/proc ends 69 'cannot be made' "$replay" "${good[@]}"
+ends 69 'Too many open files' bash -c "ulimit -n 5; exec $replay ${good[*]}"
+if nm "$build/locksd" | grep -q __asan_init; then echo 'no limits of memory under AddressSanitizer'; else
+    ends 69 'Cannot allocate memory' bash -c "ulimit -v 50000; exec $replay ${good[*]}"
+fi
+nothing_left 'what did not start'
+
+# ---- signals ----
+start_long() { # a replay that lasts some seconds, and decodes
+    env --default-signal=INT "$replay" --trace "$work/long" --budget 512 >"$work/said" 2>&1 &
+    tool=$!
+    for _ in $(seq 400); do grep -q 'appending the prompt: done' "$work/said" && return; sleep 0.02; done
+    fail "no decoding begins: $(cat "$work/said")"
+}
+tool_ends() { # tool_ends EXIT WHAT: within 10 s
+    local got
+    timeout 10 tail --pid="$tool" -s 0.05 -f /dev/null || kill -KILL "$tool"
+    wait "$tool" 2>/dev/null
+    got=$?
+    [ "$got" = "$1" ] || fail "$2: exit $got, not $1: $(tail -n 2 "$work/said")"
+    [ "$1" != 137 ] || rm -rf "${XDG_RUNTIME_DIR:?}"/* # the killed cannot tidy up; its daemon must be gone
+    nothing_left "$2"
+}
+for pause in 0 0.02 0.05; do # before, while and after its daemon starts
+    env --default-signal=INT "$replay" --trace "$work/long" --budget 512 >"$work/said" 2>&1 &
+    tool=$!
+    sleep "$pause"
+    kill -INT "$tool"
+    wait "$tool" 2>/dev/null
+    nothing_left "SIGINT after $pause s"
+done
+start_long; kill -INT "$tool"; tool_ends 130 'SIGINT while decoding'
+start_long; kill -KILL "$tool"; tool_ends 137 'SIGKILL while decoding'
+start_long; kill -KILL "$(pgrep -P "$tool" locksd)"; tool_ends 70 'SIGKILL of the daemon while decoding'
+grep -q 'the daemon is gone' "$work/said" || fail "no word of the daemon's death: $(tail -n 2 "$work/said")"
+start_long; kill -STOP "$(pgrep -P "$tool" locksd)"; sleep 0.2; kill -INT "$tool"; tool_ends 130 'SIGINT beside a stopped daemon'
+
+# ---- sockets ----
+socket=$work/socket
+pool=()
+for key in layers=1 kv_heads=1 group=1 head_dim=64 memory=1M; do pool+=(--set "pool a.$key"); done
+serve=("$build/locksd" --config /dev/null --foreground --socket "$socket")
+"${serve[@]}" "${pool[@]}" >"$work/log" 2>&1 &
+daemon=$!
+for _ in $(seq 200); do grep -q '^ready' "$work/log" && break; sleep 0.05; done
+ends 0 '"pools"' "$build/locksctl" --socket "$socket" status --json
+ends 73 'socket' "${serve[@]}" "${pool[@]}"
+ends 69 '' "$replay" "${good[@]}" --socket "$socket"
+kill -KILL "$daemon"
+wait "$daemon" 2>/dev/null
+[ -S "$socket" ] || fail 'the killed daemon has no socket left'
+for path in "$socket" "$work" "$work/none" /dev/null; do
+    ends 69 'is locksd running?' "$build/locksctl" --socket "$path" status
+    ends 69 'is locksd running?' "$replay" "${good[@]}" --socket "$path"
+done
+
+# ---- the daemon itself ----
+refuses() { local code=$1 word=$2; shift 2; ends "$code" "$word" "${serve[@]}" "$@"; }
+refuses 78 'there is no [pool NAME] section'
+refuses 78 'is not between' "${pool[@]}" --set 'pool a.memory=1K'
+refuses 78 'is not between' "${pool[@]}" --set 'daemon.threads=100000'
+refuses 71 'workspace of 1048576 MiB' "${pool[@]}" --set daemon.workspace=1T
+refuses 71 'available' "${pool[@]}" --set 'pool a.memory=16T'
+printf 'x' >"$work/file"
+ends 73 'is no socket: it is left alone' "$build/locksd" --config /dev/null --socket "$work/file" "${pool[@]}"
+ends 73 'cannot be opened' "$build/locksd" --config /dev/null --socket "$work/none/socket" "${pool[@]}"
+ends 73 'cannot listen there' "$build/locksd" --config /dev/null --socket /proc/socket "${pool[@]}"
+[ "$(cat "$work/file")" = x ] || fail 'the file in the place of the socket was touched'
+ends 71 'Too many open files' bash -c "ulimit -n 8; exec ${serve[*]@Q} ${pool[*]@Q}"
+
+[ "$failures" -eq 0 ] && echo 'tools: all as they should be'
+[ "$failures" -eq 0 ]
