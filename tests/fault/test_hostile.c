@@ -7,7 +7,7 @@
  * must stay bounded; it is printed at the end. Every submission of an attack is answered, once.
  * After each attack the daemon must hold what it held before.
  *
- * $LOCKSD or the first argument is the daemon (default: ../../locksd from here); $LOCKSD_KILLS,
+ * $LOCKSD is the daemon (default: ../../locksd from here); $LOCKSD_KILLS,
  * 1000 by default, scales how long attacks last. What it does not do: clients that die at random
  * (test_kill.c).
  */
@@ -864,11 +864,9 @@ static void default_daemon(void) {
     setenv("LOCKSD", path, 0);
 }
 
-int main(int argc, char **argv) {
+int main(void) {
     char why[4096];
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (argc > 1 && access(argv[1], X_OK) == 0 && strstr(argv[1], "locksd"))
-        setenv("LOCKSD", argv[1], 0);
     default_daemon();
     if (lk_private_start(sets, sizeof(sets) / sizeof(sets[0]), 60, &daemon_, why, sizeof(why))) {
         fprintf(stderr, "%s\n", why);
