@@ -5,6 +5,7 @@
  */
 #include <check.h>
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <string.h>
 #include <unistd.h>
@@ -162,6 +163,38 @@ START_TEST(rows_of_a_layer_follow_each_other) {
         const float *q = (const float *)(client.memory.arena + step.row[i].q);
         ck_assert(inlet_error(g, q, out[i], ids, i * 7 + 1, 0) < 1e-4);
     }
+}
+END_TEST
+
+/* Pages that a row closes are summarised before the next row of the layer is scored, in whatever
+ * batches they run. */
+START_TEST(rows_of_a_step_see_summaries) {
+    uint64_t whole = inlet_create(&client), parts = inlet_create(&client);
+    struct lk_head_result *result = inlet_alloc(&client, 4 * sizeof(*result));
+    struct lk_head_result *again = inlet_alloc(&client, 2 * sizeof(*result));
+    struct lk_row_desc last;
+    inlet_must(append(&client, whole, 0, 0, 500));
+    inlet_must(append(&client, parts, 0, 0, 500));
+    inlet_step(&step);
+    step.step.budget = 4 * 16;
+    step.step.results = inlet_offset(&client, result);
+    for (uint32_t i = 0; i < 2; i++) {
+        struct lk_row_desc *row = inlet_row(&step, whole, 0, i ? 700 : 500, i ? 1 : 200);
+        inlet_give_kv(&client, row, ids + row->position);
+        inlet_give_q(&client, row, 8000);
+        last = *row;
+    }
+    inlet_must(run_step(&client, LK_OP_DECODE));
+    inlet_must(append(&client, parts, 0, 500, 200));
+    inlet_check_idle(&inlet);
+    inlet_step(&step);
+    step.step.budget = 4 * 16;
+    step.step.results = inlet_offset(&client, again);
+    last.handle = parts;
+    *inlet_row(&step, parts, 0, 0, 0) = last;
+    inlet_must(run_step(&client, LK_OP_DECODE));
+    ck_assert_uint_eq(again[0].flags, LK_HEAD_ESTIMATED); /* its mass comes from all summaries */
+    ck_assert_mem_eq(again, result + 2, 2 * sizeof(*result));
 }
 END_TEST
 
@@ -590,6 +623,24 @@ START_TEST(idle_thread_sleeps_and_wakes) {
 }
 END_TEST
 
+START_TEST(a_sleeping_client_is_woken) {
+    uint64_t a = inlet_create(&client);
+    struct pollfd bell = {.fd = client.memory.client_fds[LK_FD_BELL], .events = POLLIN};
+    for (uint32_t i = 0; i < 200; i++) {
+        inlet_step(&step);
+        if (i % 2)
+            inlet_give_q(&client, inlet_row(&step, a, 0, 0, 1), 0);
+        ck_assert(inlet_submit(&client, LK_OP_ATTEND, &step, inlet_step_bytes(&step), i));
+        if (!lk_ring_client_arm(&client.ring)) {
+            ck_assert_int_eq(poll(&bell, 1, 10000), 1);
+            lk_bell_drain(bell.fd);
+            lk_ring_client_disarm(&client.ring);
+        }
+        ck_assert_uint_eq(inlet_wait(&client).user_data, i);
+    }
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("intake");
     TCase *tcase = tcase_create("all");
@@ -599,6 +650,7 @@ int main(void) {
     tcase_add_test(tcase, results_are_told);
     tcase_add_test(tcase, ragged_batches);
     tcase_add_test(tcase, rows_of_a_layer_follow_each_other);
+    tcase_add_test(tcase, rows_of_a_step_see_summaries);
     tcase_add_test(tcase, positions_are_refused);
     tcase_add_test(tcase, one_bad_row_refuses_the_step);
     tcase_add_test(tcase, handles_are_refused);
@@ -617,6 +669,7 @@ int main(void) {
     tcase_add_test(tcase, neighbours_change_no_bit);
     tcase_add_test(tcase, neighbours_change_no_bit_asleep);
     tcase_add_test(tcase, idle_thread_sleeps_and_wakes);
+    tcase_add_test(tcase, a_sleeping_client_is_woken);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
