@@ -34,14 +34,14 @@ struct attend_args {
 struct task {
     const struct lk_cuda_row *r;
     uint32_t head, group, slice;
-    uint32_t query_first, queries;     /* of the block, within tokens x group */
+    uint32_t query_first, queries; /* of the block, within tokens x group */
     uint32_t tile_first, tile_last;
-    uint32_t entries;                  /* picked pages */
-    const struct lk_cuda_pick *picks;  /* NULL: all pages in order */
-    const uint8_t *base;               /* keys of the KV head in page 0 of the layer */
+    uint32_t entries;                 /* picked pages */
+    const struct lk_cuda_pick *picks; /* NULL: all pages in order */
+    const uint8_t *base;              /* keys of the KV head in page 0 of the layer */
     const uint32_t *table;
-    uint32_t shift, length;            /* of the table; tokens */
-    uint32_t token_shift;              /* of a page */
+    uint32_t shift, length; /* of the table; tokens */
+    uint32_t token_shift;   /* of a page */
 };
 
 /* Eight tokens of one page. */
@@ -83,8 +83,8 @@ __device__ __forceinline__ struct task find_task(const struct attend_args &a, ui
     return t;
 }
 
-__device__ __forceinline__ struct octet find_octet(const struct attend_args &a, const struct task &t,
-                                                 uint32_t token) {
+__device__ __forceinline__ struct octet find_octet(const struct attend_args &a,
+                                                   const struct task &t, uint32_t token) {
     const uint32_t b = 1u << t.token_shift, d = a.pool.geometry.head_dim, in = token & (b - 1);
     const uint16_t *any = (const uint16_t *)a.pool.kv;
     struct octet h = {any, any, NEVER, 0.f, true};
@@ -152,8 +152,8 @@ __device__ __forceinline__ uint8_t *partial_of(const struct attend_args &a, cons
 
 /* Write a query's results; `state`: all its tokens. */
 __device__ __noinline__ void finish_query(const struct attend_args &a, const struct task t,
-                                             struct merge_memory *s, uint32_t q,
-                                             const struct lk_cuda_stat &state) {
+                                          struct merge_memory *s, uint32_t q,
+                                          const struct lk_cuda_stat &state) {
     const struct lk_geometry *g = &a.pool.geometry;
     uint32_t x = t.query_first + q;
     float mass = 1.f, lse = state.mass > 0 ? state.peak + log2f(state.mass) : -INFINITY;
@@ -176,8 +176,9 @@ __device__ __forceinline__ float *query_out(const struct attend_args &a, const s
     const struct lk_geometry *g = &a.pool.geometry;
     uint32_t x = t.query_first + q;
 
-    return t.r->out + (((uint64_t)(x / g->group) * g->kv_heads + t.head) * g->group + x % g->group) *
-                          g->head_dim;
+    return t.r->out +
+           (((uint64_t)(x / g->group) * g->kv_heads + t.head) * g->group + x % g->group) *
+               g->head_dim;
 }
 
 __device__ __forceinline__ void store_query(const struct attend_args &a, const struct task &t,
@@ -188,13 +189,13 @@ __device__ __forceinline__ void store_query(const struct attend_args &a, const s
 #pragma unroll
     for (int x = 0; x < 2; x++)
         if (128 * x + 4 * lane < a.pool.geometry.head_dim)
-            *(float4 *)&out[128 * x + 4 * lane] = make_float4(sum[x].x * scale, sum[x].y * scale,
-                                                              sum[x].z * scale, sum[x].w * scale);
+            *(float4 *)&out[128 * x + 4 * lane] =
+                make_float4(sum[x].x * scale, sum[x].y * scale, sum[x].z * scale, sum[x].w * scale);
 }
 
 /* After s->mass is complete. */
 __device__ __noinline__ void finish_head(const struct attend_args &a, const struct task t,
-                                            struct merge_memory *s) {
+                                         struct merge_memory *s) {
     if (!t.r->result || t.group != 0)
         return;
     struct lk_head_out out = {t.r->pages, 0, 1.f, LK_OUT_EXACT};
@@ -248,7 +249,8 @@ __device__ __noinline__ void merge_slices(const struct attend_args &a, const str
 #pragma unroll
                 for (int x = 0; x < 2; x++)
                     if (128 * x + 4 * lane < d) {
-                        float4 o = __ldcg((const float4 *)(first + (base + i) * step + (q * d + 128 * x + 4 * lane) * 4));
+                        float4 o = __ldcg((const float4 *)(first + (base + i) * step +
+                                                           (q * d + 128 * x + 4 * lane) * 4));
                         sum[x].x = fmaf(o.x, g, sum[x].x);
                         sum[x].y = fmaf(o.y, g, sum[x].y);
                         sum[x].z = fmaf(o.z, g, sum[x].z);
@@ -268,7 +270,8 @@ __device__ __noinline__ void merge_slices(const struct attend_args &a, const str
 /* Merge the warps that held the same queries, a warp a query: to the output, or to the slice's partial. */
 __device__ __noinline__ void merge_warps(const struct attend_args &a, const struct task t,
                                          struct merge_memory *s, uint32_t most, uint8_t *partial) {
-    const uint32_t d = a.pool.geometry.head_dim, shared_by = t.r->query_warps, lane = threadIdx.x % 32;
+    const uint32_t d = a.pool.geometry.head_dim, shared_by = t.r->query_warps,
+                   lane = threadIdx.x % 32;
     const uint32_t parts = WARPS / shared_by;
 
     __syncthreads();
@@ -289,7 +292,8 @@ __device__ __noinline__ void merge_warps(const struct attend_args &a, const stru
 #pragma unroll
             for (int x = 0; x < 2; x++)
                 if (128 * x + 4 * lane < d) {
-                    float4 o = *(float4 *)&warp_out(s, w + i * shared_by, in, d)[128 * x + 4 * lane];
+                    float4 o =
+                        *(float4 *)&warp_out(s, w + i * shared_by, in, d)[128 * x + 4 * lane];
                     sum[x].x = fmaf(o.x, g, sum[x].x);
                     sum[x].y = fmaf(o.y, g, sum[x].y);
                     sum[x].z = fmaf(o.z, g, sum[x].z);
@@ -301,7 +305,8 @@ __device__ __noinline__ void merge_warps(const struct attend_args &a, const stru
                 if (128 * x + 4 * lane < d)
                     __stcg((float4 *)(partial + (q * d + 128 * x + 4 * lane) * 4), sum[x]);
             if (lane == 0)
-                __stcg((float4 *)(partial + most * d * 4) + q, make_float4(all.peak, all.mass, all.kept, 0.f));
+                __stcg((float4 *)(partial + most * d * 4) + q,
+                       make_float4(all.peak, all.mass, all.kept, 0.f));
         } else {
             store_query(a, t, q, sum, all.mass > 0 ? 1.f / all.mass : 0.f);
             if (lane == 0)
@@ -366,7 +371,8 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
 #pragma unroll
         for (int i = 0; i < D / 32; i++)
             q[i] = first_query + r < t.queries
-                       ? *(const uint4 *)(find_query(a, t, t.query_first + first_query + r) + 32 * i + 8 * c)
+                       ? *(const uint4 *)(find_query(a, t, t.query_first + first_query + r) +
+                                          32 * i + 8 * c)
                        : make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int x = 0; x < 2; x++)
@@ -393,7 +399,8 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
                     for (int i = 0; i < D / 64; i++)
 #pragma unroll
                         for (int y = 0; y < 2; y++)
-                            v[i][x][y] = __ldg((const uint4 *)(h[x].values + (2 * c + y) * D + 64 * i + 8 * r));
+                            v[i][x][y] = __ldg(
+                                (const uint4 *)(h[x].values + (2 * c + y) * D + 64 * i + 8 * r));
                 if (tile + parts < t.tile_last) { /* its loads run beside this tile's */
                     next[0] = find_octet(a, t, 16 * (tile + parts));
                     next[1] = find_octet(a, t, 16 * (tile + parts) + 8);
@@ -423,7 +430,8 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
                     for (int y = 0; y < 2; y++)
                         z[2 * y + x] = exp2_fast(z[2 * y + x] - base[x]);
                     mass[x] = mass[x] * fade[x] + z[x] + z[2 + x];
-                    kept[x] = kept[x] * fade[x] + (h[0].kept ? z[x] : 0.f) + (h[1].kept ? z[2 + x] : 0.f);
+                    kept[x] =
+                        kept[x] * fade[x] + (h[0].kept ? z[x] : 0.f) + (h[1].kept ? z[2 + x] : 0.f);
                 }
 #pragma unroll
                 for (int i = 0; i < D / 16; i++) {
@@ -451,12 +459,16 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
                 }
 #pragma unroll
                 for (int i = 0; i < D / 64; i++) {
-                    const uint32_t *w00 = (const uint32_t *)&v[i][0][0], *w01 = (const uint32_t *)&v[i][0][1];
-                    const uint32_t *w10 = (const uint32_t *)&v[i][1][0], *w11 = (const uint32_t *)&v[i][1][1];
+                    const uint32_t *w00 = (const uint32_t *)&v[i][0][0],
+                                   *w01 = (const uint32_t *)&v[i][0][1];
+                    const uint32_t *w10 = (const uint32_t *)&v[i][1][0],
+                                   *w11 = (const uint32_t *)&v[i][1][1];
 #pragma unroll
                     for (int x = 0; x < 4; x++) {
-                        uint32_t a0 = __byte_perm(w00[x], w01[x], 0x5410), a1 = __byte_perm(w00[x], w01[x], 0x7632);
-                        uint32_t a2 = __byte_perm(w10[x], w11[x], 0x5410), a3 = __byte_perm(w10[x], w11[x], 0x7632);
+                        uint32_t a0 = __byte_perm(w00[x], w01[x], 0x5410),
+                                 a1 = __byte_perm(w00[x], w01[x], 0x7632);
+                        uint32_t a2 = __byte_perm(w10[x], w11[x], 0x5410),
+                                 a3 = __byte_perm(w10[x], w11[x], 0x7632);
                         mma_k16<BF16>(o[4 * i + x], a0, a1, a2, a3, p[0][0], p[1][0]);
                         mma_k16<BF16>(o[4 * i + x], a0, a1, a2, a3, p[0][1], p[1][1]);
                     }
@@ -475,7 +487,8 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
                 float *to = warp_out(s, warp, 2 * c + x, D);
 #pragma unroll
                 for (int i = 0; i < D / 16; i++)
-                    *(float2 *)&to[64 * (i / 4) + 8 * r + 2 * (i % 4)] = make_float2(o[i][x], o[i][2 + x]);
+                    *(float2 *)&to[64 * (i / 4) + 8 * r + 2 * (i % 4)] =
+                        make_float2(o[i][x], o[i][2 + x]);
             }
         }
         finish_task(a, t, s);
@@ -486,7 +499,8 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
 
 #define CHANNELS (LK_HEAD_DIM_MAX / 32)
 
-__global__ void __launch_bounds__(THREADS) attend_plain(const __grid_constant__ struct attend_args a) {
+__global__ void __launch_bounds__(THREADS)
+    attend_plain(const __grid_constant__ struct attend_args a) {
     extern __shared__ __align__(16) uint8_t memory[];
     struct merge_memory *s = (struct merge_memory *)memory;
     const uint32_t lane = threadIdx.x % 32, warp = warp_index(), d = a.pool.geometry.head_dim;
@@ -508,13 +522,16 @@ __global__ void __launch_bounds__(THREADS) attend_plain(const __grid_constant__ 
             for (int i = 0; i < CHANNELS; i++)
                 o[i] = 0;
             if (own < t.queries)
-                for (uint32_t tile = t.tile_first + warp / shared_by; tile < t.tile_last; tile += parts)
+                for (uint32_t tile = t.tile_first + warp / shared_by; tile < t.tile_last;
+                     tile += parts)
                     for (int y = 0; y < 2; y++) {
                         const struct octet h = find_octet(a, t, 16 * tile + 8 * y);
-                        for (int i = 0; h.position != NEVER && i < 8 && h.position + i < limit; i++) {
+                        for (int i = 0; h.position != NEVER && i < 8 && h.position + i < limit;
+                             i++) {
                             float z = 0;
                             for (uint32_t ch = lane; ch < d; ch += 32)
-                                z = fmaf(element(q[ch], bf16), element(h.keys[i * d + ch], bf16), z);
+                                z = fmaf(element(q[ch], bf16), element(h.keys[i * d + ch], bf16),
+                                         z);
                             z = warp_sum(z) * (t.r->sm_scale * LK_LOG2E) + h.bias;
                             float top = fmaxf(peak, z), base = top == -INFINITY ? 0.f : top;
                             float fade = shrink(peak, base), p = exp2_fast(z - base);
@@ -523,7 +540,8 @@ __global__ void __launch_bounds__(THREADS) attend_plain(const __grid_constant__ 
 #pragma unroll
                             for (int j = 0; j < CHANNELS; j++)
                                 if (lane + 32 * j < d)
-                                    o[j] = fmaf(p, element(h.values[i * d + lane + 32 * j], bf16), o[j] * fade);
+                                    o[j] = fmaf(p, element(h.values[i * d + lane + 32 * j], bf16),
+                                                o[j] * fade);
                             peak = top;
                         }
                     }
@@ -570,7 +588,9 @@ int lk_cuda_attend(const struct lk_cuda_step *step, void *stream) {
     case 256:
         return launch_type<256>(step, a, stream);
     default:
-        cudaFuncSetAttribute(attend_plain, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(d));
-        return launch(attend_plain, dim3(2 * step->processors), THREADS, shared_bytes(d), stream, a);
+        cudaFuncSetAttribute(attend_plain, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             shared_bytes(d));
+        return launch(attend_plain, dim3(2 * step->processors), THREADS, shared_bytes(d), stream,
+                      a);
     }
 }

@@ -81,8 +81,7 @@ template <int LANES> __device__ __forceinline__ float group_max(float x) {
 }
 
 /* Rotate `count` vectors of d by the block-diagonal Hadamard matrix. */
-template <int LANES>
-__device__ void rotate(float *v, uint32_t count, uint32_t d, uint32_t l) {
+template <int LANES> __device__ void rotate(float *v, uint32_t count, uint32_t d, uint32_t l) {
     const uint32_t block = d & -d;
 
     for (uint32_t o = 1; o < block; o <<= 1) {
@@ -104,7 +103,8 @@ __device__ void rotate(float *v, uint32_t count, uint32_t d, uint32_t l) {
  * multiplied by. */
 template <int N, int LANES>
 __device__ float load_page(const struct build_args &a, const struct page_memory &m, uint32_t layer,
-                           uint64_t page, uint32_t head, uint32_t rank, uint32_t l, float *ret_unit) {
+                           uint64_t page, uint32_t head, uint32_t rank, uint32_t l,
+                           float *ret_unit) {
     const struct lk_geometry *g = &a.pool.geometry;
     const uint32_t d = g->head_dim, chunks = d / 8, stride = d + 4;
     const bool bf16 = g->dtype == LK_BF16;
@@ -113,9 +113,10 @@ __device__ float load_page(const struct build_args &a, const struct page_memory 
 
     for (uint32_t i = l; i < N * chunks; i += LANES) {
         uint32_t t = i / chunks, c = i % chunks * 8;
-        const uint16_t *keys = (const uint16_t *)lk_page_keys_device(
-            a.pool, layer, page + t / g->page_tokens, head);
-        uint4 w = __ldcg((const uint4 *)(keys + t % g->page_tokens * d + c)), o = *(const uint4 *)(origin + c);
+        const uint16_t *keys =
+            (const uint16_t *)lk_page_keys_device(a.pool, layer, page + t / g->page_tokens, head);
+        uint4 w = __ldcg((const uint4 *)(keys + t % g->page_tokens * d + c)),
+              o = *(const uint4 *)(origin + c);
         const uint16_t *k = (const uint16_t *)&w, *k0 = (const uint16_t *)&o;
 #pragma unroll
         for (int e = 0; e < 8; e++) {
@@ -167,7 +168,9 @@ __device__ void diagonalise(const struct page_memory &m, uint32_t d, uint32_t l,
             float4 o = *(const float4 *)&m.x[t * stride + c];
 #pragma unroll
             for (int x = 0; x < COLUMNS; x++)
-                col[x][t] = fmaf(o.x, own[x].x, fmaf(o.y, own[x].y, fmaf(o.z, own[x].z, fmaf(o.w, own[x].w, col[x][t]))));
+                col[x][t] =
+                    fmaf(o.x, own[x].x,
+                         fmaf(o.y, own[x].y, fmaf(o.z, own[x].z, fmaf(o.w, own[x].w, col[x][t]))));
         }
     }
     for (int sweep = 0; sweep < SWEEPS_MOST; sweep++) {
@@ -206,8 +209,8 @@ __device__ void diagonalise(const struct page_memory &m, uint32_t d, uint32_t l,
                 /* the first of the pair is the lower lane, or the lower column */
                 bool first = cross ? x == 0 : !(l & 1u << (31 - __clz(to)));
                 float product = c[x];
-                moved |= find_rotation(first ? norm[x] : other, first ? other : norm[x], product, floor,
-                                       &c[x], &s[x]);
+                moved |= find_rotation(first ? norm[x] : other, first ? other : norm[x], product,
+                                       floor, &c[x], &s[x]);
                 s[x] = first ? -s[x] : s[x];
             }
 #pragma unroll
@@ -218,7 +221,8 @@ __device__ void diagonalise(const struct page_memory &m, uint32_t d, uint32_t l,
                     old[x] = col[x][t];
 #pragma unroll
                 for (int x = 0; x < COLUMNS; x++)
-                    other[x] = __shfl_xor_sync(LK_FULL_WARP, cross ? old[COLUMNS - 1 - x] : old[x], to);
+                    other[x] =
+                        __shfl_xor_sync(LK_FULL_WARP, cross ? old[COLUMNS - 1 - x] : old[x], to);
 #pragma unroll
                 for (int x = 0; x < COLUMNS; x++)
                     col[x][t] = fmaf(c[x], old[x], s[x] * other[x]);
@@ -306,7 +310,8 @@ __device__ void write_direction(uint8_t *record, const struct lk_record &r, uint
 }
 
 template <int LANES>
-__device__ void write_centroid(uint8_t *record, const struct lk_record &r, const float *mean, uint32_t l) {
+__device__ void write_centroid(uint8_t *record, const struct lk_record &r, const float *mean,
+                               uint32_t l) {
     float most = 0, scale;
 
     for (uint32_t c = l; c < r.head_dim; c += LANES)
@@ -327,7 +332,8 @@ __global__ void __launch_bounds__(256, 1)
     constexpr int LANES = N < 32 ? N : 32, COLUMNS = N / LANES, PAGES = 32 / LANES;
     extern __shared__ __align__(16) uint8_t memory[];
     const struct lk_geometry *g = &a.pool.geometry;
-    const uint32_t l = threadIdx.x % LANES, d = g->head_dim, rank = a.super ? LK_COARSE_RANK : g->rank;
+    const uint32_t l = threadIdx.x % LANES, d = g->head_dim,
+                   rank = a.super ? LK_COARSE_RANK : g->rank;
     const uint32_t warps = gridDim.x * (blockDim.x / 32), local = threadIdx.x / LANES;
     const uint32_t warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     const uint64_t items = a.count ? min(*a.count, a.most) : a.most, tasks = items * g->kv_heads;
@@ -347,7 +353,8 @@ __global__ void __launch_bounds__(256, 1)
         const uint32_t layer = (uint32_t)(item >> 48), head = (uint32_t)(task % g->kv_heads);
         const uint64_t plane = (uint64_t)layer * g->kv_heads + head;
         float unit, length[LK_RANK_MAX], col[COLUMNS][N];
-        float largest = load_page<N, LANES>(a, m, layer, a.super ? 4 * id : id, head, rank, l, &unit);
+        float largest =
+            load_page<N, LANES>(a, m, layer, a.super ? 4 * id : id, head, rank, l, &unit);
 
         diagonalise<N, LANES, COLUMNS>(m, d, l, col);
         keep_best<N, LANES, COLUMNS>(m, rank, l, col);
@@ -369,7 +376,8 @@ __global__ void __launch_bounds__(256, 1)
                 for (int i = 0; i < LK_RANK_MAX; i++)
                     if (i < rank) {
                         float4 u = *(const float4 *)&m.u[i * N + t];
-                        sum[i] = fmaf(u.x, x[0], fmaf(u.y, x[1], fmaf(u.z, x[2], fmaf(u.w, x[3], sum[i]))));
+                        sum[i] = fmaf(u.x, x[0],
+                                      fmaf(u.y, x[1], fmaf(u.z, x[2], fmaf(u.w, x[3], sum[i]))));
                     }
             }
 #pragma unroll
@@ -418,8 +426,8 @@ __global__ void __launch_bounds__(256, 1)
 /* ---- superpages of more than 64 tokens ---- */
 
 struct super_memory {
-    float shift[LK_HEAD_DIM_MAX];            /* the mean */
-    float x[LK_HEAD_DIM_MAX][VECTORS];       /* orthonormal */
+    float shift[LK_HEAD_DIM_MAX];             /* the mean */
+    float x[LK_HEAD_DIM_MAX][VECTORS];        /* orthonormal */
     float t[4 * LK_PAGE_TOKENS_MAX][VECTORS]; /* differences x vectors */
     float y[LK_HEAD_DIM_MAX][VECTORS];
     float small[VECTORS][VECTORS], turn[VECTORS][VECTORS];
@@ -489,7 +497,8 @@ __device__ void small_eigen(struct super_memory *m) {
     __syncthreads();
 }
 
-__global__ void __launch_bounds__(SUPER_THREADS) build_large(const __grid_constant__ struct build_args a) {
+__global__ void __launch_bounds__(SUPER_THREADS)
+    build_large(const __grid_constant__ struct build_args a) {
     extern __shared__ __align__(16) uint8_t memory[];
     struct super_memory *m = (struct super_memory *)memory;
     const struct lk_geometry *g = &a.pool.geometry;
@@ -510,7 +519,8 @@ __global__ void __launch_bounds__(SUPER_THREADS) build_large(const __grid_consta
         __syncthreads();
         for (uint32_t i = tid; i < n * d; i += SUPER_THREADS) {
             uint32_t t = i / d, c = i % d;
-            const uint16_t *keys = (const uint16_t *)lk_page_keys_device(a.pool, layer, 4 * id + t / g->page_tokens, head);
+            const uint16_t *keys = (const uint16_t *)lk_page_keys_device(
+                a.pool, layer, 4 * id + t / g->page_tokens, head);
             uint16_t k = keys[t % g->page_tokens * d + c];
             m->keys[t * stride + c] = k;
             largest = fmaxf(largest, fabsf(element(k, bf16)));
@@ -587,7 +597,8 @@ __global__ void __launch_bounds__(SUPER_THREADS) build_large(const __grid_consta
                         for (int k = 0; k < j; k++)
                             s -= l[i][k] * l[j][k];
                         if (i == j)
-                            l[i][i] = s > 1e-6f * m->small[i][i] && s > 1e-30f * norm0 ? sqrtf(s) : 0.f;
+                            l[i][i] =
+                                s > 1e-6f * m->small[i][i] && s > 1e-30f * norm0 ? sqrtf(s) : 0.f;
                         else
                             l[i][j] = l[j][j] > 0 ? s / l[j][j] : 0.f;
                     }
@@ -638,7 +649,9 @@ __global__ void __launch_bounds__(SUPER_THREADS) build_large(const __grid_consta
                 }
                 for (int o = 16; o; o >>= 1) {
                     float other = __shfl_xor_sync(LK_FULL_WARP, top, o);
-                    top = fabsf(other) > fabsf(top) || (fabsf(other) == fabsf(top) && tid & o) ? other : top;
+                    top = fabsf(other) > fabsf(top) || (fabsf(other) == fabsf(top) && tid & o)
+                              ? other
+                              : top;
                 }
                 length[i] = sqrtf(warp_sum(sum));
                 sign[i] = copysignf(1.f, __shfl_sync(LK_FULL_WARP, top, 0));
@@ -661,8 +674,9 @@ __global__ void __launch_bounds__(SUPER_THREADS) build_large(const __grid_consta
             }
         }
         __syncthreads();
-        uint8_t *to = a.pool.super +
-                      (((uint64_t)layer * g->kv_heads + head) * (a.pool.pages / 4) + id) * record.stride;
+        uint8_t *to =
+            a.pool.super +
+            (((uint64_t)layer * g->kv_heads + head) * (a.pool.pages / 4) + id) * record.stride;
         for (uint32_t i = tid; i < record.stride / 4; i += SUPER_THREADS)
             ((uint32_t *)to)[i] = m->code[i];
     }
@@ -674,16 +688,17 @@ template <int N> static int launch_build(const struct build_args &a, void *strea
     constexpr uint32_t PAGES = N < 32 ? 32 / N : 1;
     const struct lk_geometry *g = &a.pool.geometry;
     uint32_t rank = a.super ? LK_COARSE_RANK : g->rank;
-    uint32_t record = a.super ? lk_record_super(g).stride
-                              : lk_record_coarse(g).stride + lk_record_fine(g).stride;
-    uint32_t bytes = page_bytes(N, g->head_dim, rank, record), warps = SHARED_MOST / (PAGES * bytes);
+    uint32_t record =
+        a.super ? lk_record_super(g).stride : lk_record_coarse(g).stride + lk_record_fine(g).stride;
+    uint32_t bytes = page_bytes(N, g->head_dim, rank, record),
+             warps = SHARED_MOST / (PAGES * bytes);
     uint64_t tasks = (uint64_t)a.most * g->kv_heads, blocks;
 
     warps = warps > 8 ? 8 : warps;
     blocks = (tasks + PAGES * warps - 1) / (PAGES * warps);
     cudaFuncSetAttribute(build_kernel<N>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST);
-    return launch(build_kernel<N>, dim3(blocks < 2048 ? blocks : 2048), 32 * warps, warps * PAGES * bytes,
-                  stream, a, bytes);
+    return launch(build_kernel<N>, dim3(blocks < 2048 ? blocks : 2048), 32 * warps,
+                  warps * PAGES * bytes, stream, a, bytes);
 }
 
 static int build(const struct lk_cuda_build *b, uint32_t super, void *stream) {
@@ -705,8 +720,8 @@ static int build(const struct lk_cuda_build *b, uint32_t super, void *stream) {
     }
     bytes = sizeof(struct super_memory) + n * (g->head_dim + 2) * 2;
     cudaFuncSetAttribute(build_large, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST);
-    return launch(build_large, dim3(a.most * g->kv_heads < 1056 ? a.most * g->kv_heads : 1056), SUPER_THREADS,
-                  bytes, stream, a);
+    return launch(build_large, dim3(a.most * g->kv_heads < 1056 ? a.most * g->kv_heads : 1056),
+                  SUPER_THREADS, bytes, stream, a);
 }
 
 int lk_cuda_build_pages(const struct lk_cuda_build *b, void *stream) {

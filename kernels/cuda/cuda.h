@@ -35,7 +35,7 @@ extern "C" {
 #endif
 
 #define LK_CUDA_ROWS_MAX         256
-#define LK_CUDA_BUDGET_PAGES_MAX 4096     /* kept pages are held in shared memory */
+#define LK_CUDA_BUDGET_PAGES_MAX 4096      /* kept pages are held in shared memory */
 #define LK_CUDA_PAGES_MAX        (1 << 24) /* of a row: sample weights fit 64 bits */
 
 /* Lists of tasks; `first` of the block below has one for each. */
@@ -59,18 +59,18 @@ struct lk_cuda_row {
     uint64_t length;
     uint32_t layer, tokens, append, table_shift, list_pages;
     uint32_t budget_pages, sampled, sink_pages, recent_pages;
-    uint32_t scan;  /* enum lk_scan_mode; 0: exact, nothing is scored */
+    uint32_t scan; /* enum lk_scan_mode; 0: exact, nothing is scored */
     float mass_target, sm_scale;
     /* plan */
     uint32_t pages, complete;
-    uint32_t units, chunk_units, chunks;      /* first pass: pages or superpages */
-    uint32_t prune_units, list_max;           /* kept by prune; pages rescanned at most */
+    uint32_t units, chunk_units, chunks;            /* first pass: pages or superpages */
+    uint32_t prune_units, list_max;                 /* kept by prune; pages rescanned at most */
     uint32_t rescan_tiles, rest_chunks, rest_pages; /* second pass */
-    uint32_t segment_pages, segments;         /* of select */
+    uint32_t segment_pages, segments;               /* of select */
     uint32_t prune_segment, prune_segments;
-    uint32_t query_warps, query_groups;       /* attend: warps that share keys; groups of those */
-    uint32_t tiles, slice_tiles, slices;      /* attend: 16 tokens a tile */
-    uint32_t group_first;                     /* sync words of attend */
+    uint32_t query_warps, query_groups;  /* attend: warps that share keys; groups of those */
+    uint32_t tiles, slice_tiles, slices; /* attend: 16 tokens a tile */
+    uint32_t group_first;                /* sync words of attend */
     uint64_t scores, shares, sums, parts, candidates, counts, rescan, picks, partials;
 };
 
@@ -97,8 +97,8 @@ struct lk_cuda_step {
     const struct lk_cuda_batch *batch; /* device memory */
     uint32_t *sync;                    /* lk_cuda_sync_words() words */
     uint32_t bucket;                   /* rows the graph can hold */
-    uint32_t scans;                    /* bit 1 << enum lk_scan_mode: modes it serves; 0: exact only */
-    uint32_t processors;               /* multiprocessors of the device */
+    uint32_t scans;      /* bit 1 << enum lk_scan_mode: modes it serves; 0: exact only */
+    uint32_t processors; /* multiprocessors of the device */
 };
 
 /* The whole step on a stream (a cudaStream_t), or its stages one by one. */

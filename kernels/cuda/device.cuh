@@ -44,10 +44,10 @@ __device__ __forceinline__ void let_next_start() {
 /* ---- copies to shared memory that run beside the arithmetic; groups are a thread's own ---- */
 
 __device__ __forceinline__ void copy_async(void *to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                     (uint32_t)__cvta_generic_to_shared(to)),
-                 "l"(from)
-                 : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
 }
 __device__ __forceinline__ void copy_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -200,9 +200,8 @@ __device__ __forceinline__ struct lk_cuda_pick *row_picks(const struct lk_cuda_r
 }
 
 /* kernels.h has the arithmetic for C; here the pool is a kernel's argument. */
-__device__ __forceinline__ uint8_t *lk_page_keys_device(const struct lk_pool_view &p,
-                                                        uint32_t layer, uint64_t page,
-                                                        uint32_t head) {
+__device__ __forceinline__ uint8_t *
+lk_page_keys_device(const struct lk_pool_view &p, uint32_t layer, uint64_t page, uint32_t head) {
     return p.kv + ((uint64_t)layer * p.pages + page) * p.layout.page_bytes +
            head * p.layout.head_bytes;
 }

@@ -15,10 +15,10 @@
 #include "record.h"
 #include "state.h"
 
-#define TILE_UNITS   8  /* pages or superpages a warp scores together */
-#define TILE_TOKENS  16 /* rows of a tensor-core tile */
-#define BLOCK_WARPS  8  /* of attend */
-#define HEAD_TOKENS  16 /* appended by a warp */
+#define TILE_UNITS  8  /* pages or superpages a warp scores together */
+#define TILE_TOKENS 16 /* rows of a tensor-core tile */
+#define BLOCK_WARPS 8  /* of attend */
+#define HEAD_TOKENS 16 /* appended by a warp */
 
 static uint32_t div_up(uint32_t a, uint32_t b) {
     return (a + b - 1) / b;

@@ -27,11 +27,11 @@
 #ifndef LK_SCAN_STAGES
 #define LK_SCAN_STAGES 2
 #endif
-#define SHARED_MOST  (226 * 1024)
-#define BARRIER_BYTES 1024
-#define TILE         8
-#define PEAK_MOST    100.f
-#define MAGIC        0x4B400000 /* as float 12582912 + x for small integers x */
+#define SHARED_MOST     (226 * 1024)
+#define BARRIER_BYTES   1024
+#define TILE            8
+#define PEAK_MOST       100.f
+#define MAGIC           0x4B400000 /* as float 12582912 + x for small integers x */
 #define PROJECTION_MOST 65000.f
 
 struct scan_args {
@@ -70,7 +70,8 @@ __device__ __forceinline__ uint32_t split_task(const struct scan_args &a, uint32
 }
 
 /* Move to the first task from c->task on, in steps, that has something to score. */
-__device__ __forceinline__ void find_task(const struct scan_args &a, uint32_t step, struct cursor *c) {
+__device__ __forceinline__ void find_task(const struct scan_args &a, uint32_t step,
+                                          struct cursor *c) {
     uint32_t stride = group_stride(a.pool.geometry.group), lane = threadIdx.x % 32;
 
     for (; c->task < a.batch->tasks[a.stage]; c->task += step) {
@@ -89,7 +90,8 @@ __device__ __forceinline__ void find_task(const struct scan_args &a, uint32_t st
                 return;
             uint32_t q = c->pass * 8 + lane;
             if (lane < 8 && q < stride)
-                row_parts(c->r, c->head, stride)[c->slot * stride + q] = make_float2(-INFINITY, 0.f);
+                row_parts(c->r, c->head, stride)[c->slot * stride + q] =
+                    make_float2(-INFINITY, 0.f);
         } else {
             c->slot = 1 + chunk;
             c->super = c->r->scan == LK_TREE;
@@ -134,8 +136,7 @@ __device__ __forceinline__ void load_query(const struct scan_args &a, const stru
 
 #pragma unroll
     for (int g = 0; g < 4; g++) {
-        const uint16_t *q =
-            (const uint16_t *)c.r->q + ((uint64_t)c.head * group + first + g) * D;
+        const uint16_t *q = (const uint16_t *)c.r->q + ((uint64_t)c.head * group + first + g) * D;
 #pragma unroll
         for (int i = 0; i < N; i++)
             x[g][i] = first + g < group ? element(__ldg(q + 32 * i + lane), bf16) : 0.f;
@@ -288,12 +289,13 @@ __device__ __forceinline__ float score_tile(const struct records &rec, const uin
 #pragma unroll
         for (int h = 0; h < 2; h++) { /* rows r and r + 8: pages and directions */
             uint32_t row = 16 * s + 8 * h + r, page = row / R, dir = row % R;
-            const uint8_t *rp = dir < 2 ? coarse + page * rec.coarse_stride
-                                        : fine + page * rec.fine_stride;
+            const uint8_t *rp =
+                dir < 2 ? coarse + page * rec.coarse_stride : fine + page * rec.fine_stride;
             uint32_t d = dir < 2 ? dir : dir - 2;
             load_words<W>(w[h], rp + d * (D / 2) + c * (D / 8));
-            scale[h] = bf16_float(*(const uint16_t *)(
-                rp + (dir < 2 ? rec.coarse_scales + 2 : rec.fine_scales) + 2 * d));
+            scale[h] = bf16_float(
+                *(const uint16_t *)(rp + (dir < 2 ? rec.coarse_scales + 2 : rec.fine_scales) +
+                                    2 * d));
         }
 #pragma unroll
         for (int j = 0; j < NG; j++) {
@@ -364,7 +366,8 @@ __device__ __forceinline__ float score_tile(const struct records &rec, const uin
     }
     uint32_t mu[D / 16];
     load_words<D / 16>(mu, coarse + r * rec.coarse_stride + rec.centroid + c * (D / 4));
-    float mu_scale = bf16_float(*(const uint16_t *)(coarse + r * rec.coarse_stride + rec.coarse_scales));
+    float mu_scale =
+        bf16_float(*(const uint16_t *)(coarse + r * rec.coarse_stride + rec.coarse_scales));
 #pragma unroll
     for (int j = 0; j < NG; j++) {
         int acc[4] = {MAGIC, MAGIC, 0, 0};
@@ -441,8 +444,8 @@ __device__ void score_newest(const struct scan_args &a, const struct lk_cuda_row
     const uint32_t lane = threadIdx.x % 32, d = g->head_dim, stride = group_stride(g->group);
     const uint32_t page = r->pages - 1;
     const uint32_t tokens = (uint32_t)(r->length - (uint64_t)page * g->page_tokens);
-    const uint16_t *keys = (const uint16_t *)lk_page_keys_device(a.pool, r->layer,
-                                                                 physical_page(r, page), head);
+    const uint16_t *keys =
+        (const uint16_t *)lk_page_keys_device(a.pool, r->layer, physical_page(r, page), head);
     const bool bf16 = g->dtype == LK_BF16;
 
     for (uint32_t first = 0; first < g->group; first += 4) {
@@ -489,7 +492,8 @@ __device__ void score_newest(const struct scan_args &a, const struct lk_cuda_row
                 uint32_t bits = __float_as_uint(part[y].x + log2_fast(part[y].y));
                 if (first + y == 0)
                     bits |= 1;
-                row_scores(r, head, stride)[(uint64_t)page * stride + first + y] = __uint_as_float(bits);
+                row_scores(r, head, stride)[(uint64_t)page * stride + first + y] =
+                    __uint_as_float(bits);
                 row_parts(r, head, stride)[first + y] = part[y];
             }
         }
@@ -546,15 +550,16 @@ __device__ __forceinline__ void run_rest(const struct scan_args &a, uint32_t war
                 part[i] = merge_parts(part[i], other);
             }
             if (lane == 0 && i < queries)
-                row_parts(c.r, c.head, stride)[(1 + c.r->chunks + chunk) * stride + c.pass * 8 + i] =
-                    part[i];
+                row_parts(c.r, c.head,
+                          stride)[(1 + c.r->chunks + chunk) * stride + c.pass * 8 + i] = part[i];
         }
     }
 }
 
 /* ---- kernels ---- */
 
-__device__ __forceinline__ struct records records_of(const struct scan_args &a, bool super, int rank) {
+__device__ __forceinline__ struct records records_of(const struct scan_args &a, bool super,
+                                                     int rank) {
     const struct lk_geometry *g = &a.pool.geometry;
     struct lk_record coarse = super ? lk_record_super(g) : lk_record_coarse(g),
                      fine = lk_record_fine(g);
@@ -578,7 +583,8 @@ __device__ __forceinline__ bool score_fixed(uint32_t tokens, const uint8_t *tile
     if (tokens == 16)
         *peak = score_tile<D, R, NG, 16>(fixed_records<D, R, 16>(), tile, q, false, score);
     else if (R < 16 && D <= 128 && tokens == 8)
-        *peak = score_tile<D, R < 16 ? R : 2, NG, 8>(fixed_records<D, R < 16 ? R : 2, 8>(), tile, q, false, score);
+        *peak = score_tile < D, R < 16 ? R : 2, NG,
+        8 > (fixed_records < D, R < 16 ? R : 2, 8 > (), tile, q, false, score);
     else if (R == 2 && D <= 128 && tokens == 64)
         *peak = score_tile<D, 2, NG, 64>(fixed_records<D, 2, 64>(), tile, q, false, score);
     else if (R == 2 && D <= 128 && tokens == 32)
@@ -605,7 +611,8 @@ __device__ __forceinline__ void fetch_tile(const struct scan_args &a, const stru
     const uint32_t pieces = quads ? 2 : TILE, pages = TILE / pieces, piece = lane & (pieces - 1);
     const bool second = lane >= pieces;
     uint64_t id = __shfl_sync(LK_FULL_WARP, ids, piece * pages);
-    uint32_t stride = second ? rec.fine_stride : rec.coarse_stride, address = (uint32_t)__cvta_generic_to_shared(bar);
+    uint32_t stride = second ? rec.fine_stride : rec.coarse_stride,
+             address = (uint32_t)__cvta_generic_to_shared(bar);
 
     if (quads)
         id &= ~3ull;
@@ -614,9 +621,9 @@ __device__ __forceinline__ void fetch_tile(const struct scan_args &a, const stru
                      "r"(TILE * (rec.coarse_stride + rec.fine_stride))
                      : "memory");
     if (lane < (rec.fine_stride ? 2 : 1) * pieces)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         (uint32_t)__cvta_generic_to_shared(
-                             to + (second ? TILE * rec.coarse_stride : 0) + piece * pages * stride)),
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+                     "[%1], %2, [%3];" ::"r"((uint32_t)__cvta_generic_to_shared(
+                         to + (second ? TILE * rec.coarse_stride : 0) + piece * pages * stride)),
                      "l"((second ? fine : coarse) + id * stride), "r"(pages * stride), "r"(address)
                      : "memory");
 #else
@@ -668,10 +675,12 @@ __global__ void __launch_bounds__(512, 1)
     extern __shared__ __align__(128) uint8_t shared[];
     const uint32_t lane = threadIdx.x % 32, in_block = warp_index();
     const uint32_t warps = gridDim.x * (blockDim.x / 32);
-    const uint32_t warp = in_block * gridDim.x + blockIdx.x; /* neighbours on different processors */
+    const uint32_t warp =
+        in_block * gridDim.x + blockIdx.x; /* neighbours on different processors */
     uint64_t *bar = (uint64_t *)shared + in_block * STAGES;
     uint8_t *ring = shared + BARRIER_BYTES + in_block * STAGES * tile_bytes;
-    int8_t *bytes = (int8_t *)(shared + BARRIER_BYTES + blockDim.x / 32 * STAGES * tile_bytes + in_block * 8 * D);
+    int8_t *bytes = (int8_t *)(shared + BARRIER_BYTES + blockDim.x / 32 * STAGES * tile_bytes +
+                               in_block * 8 * D);
     struct cursor in = {}, out = {};
     struct records rec = records_of(a, false, R);
     struct query<D> q[NG];
@@ -778,7 +787,8 @@ __global__ void __launch_bounds__(256)
         __syncwarp();
         for (uint32_t i = lane; i < 8 * d; i += 32)
             q[i] = i < queries * d
-                       ? element(((const uint16_t *)c.r->q)[((uint64_t)c.head * g->group + c.pass * 8) * d + i],
+                       ? element(((const uint16_t *)
+                                      c.r->q)[((uint64_t)c.head * g->group + c.pass * 8) * d + i],
                                  g->dtype == LK_BF16)
                        : 0.f;
         __syncwarp();
@@ -794,8 +804,9 @@ __global__ void __launch_bounds__(256)
         for (uint32_t i = 0; i < c.count; i++) {
             c.tile = i / TILE;
             uint32_t unit = tile_unit(c, i % TILE), id = tile_record(c, i % TILE);
-            const uint8_t *coarse = c.super ? a.pool.super + (plane * (a.pool.pages / 4) + id) * rec.coarse_stride
-                                            : a.pool.coarse + (plane * a.pool.pages + id) * rec.coarse_stride;
+            const uint8_t *coarse =
+                c.super ? a.pool.super + (plane * (a.pool.pages / 4) + id) * rec.coarse_stride
+                        : a.pool.coarse + (plane * a.pool.pages + id) * rec.coarse_stride;
             const uint8_t *fine = a.pool.fine + (plane * a.pool.pages + id) * rec.fine_stride;
             const float unit_scale = rsqrtf((float)block) * c.r->sm_scale * LK_LOG2E;
 
@@ -805,8 +816,9 @@ __global__ void __launch_bounds__(256)
                 if (dir == rank)
                     scale = bf16_float(*(const uint16_t *)(coarse + rec.coarse_scales));
                 else
-                    scale = bf16_float(*(const uint16_t *)(dir < 2 ? coarse + rec.coarse_scales + 2 + 2 * dir
-                                                                   : fine + rec.fine_scales + 2 * (dir - 2)));
+                    scale = bf16_float(
+                        *(const uint16_t *)(dir < 2 ? coarse + rec.coarse_scales + 2 + 2 * dir
+                                                    : fine + rec.fine_scales + 2 * (dir - 2)));
                 for (uint32_t ch = lane; ch < d; ch += 32) {
                     uint32_t place = lk_basis_place(d, ch);
                     float v = dir == rank
@@ -827,8 +839,9 @@ __global__ void __launch_bounds__(256)
             for (uint32_t t = lane / 8; t < rec.tokens; t += 4) {
                 float z = projection[rank * 8 + x];
                 for (uint32_t dir = 0; dir < rank; dir++) {
-                    const uint8_t *at = dir < 2 ? coarse + rec.coarse_coeffs + lk_coeff_place(rec.tokens, dir, t)
-                                                : fine + rec.fine_coeffs + lk_coeff_place(rec.tokens, dir - 2, t);
+                    const uint8_t *at =
+                        dir < 2 ? coarse + rec.coarse_coeffs + lk_coeff_place(rec.tokens, dir, t)
+                                : fine + rec.fine_coeffs + lk_coeff_place(rec.tokens, dir - 2, t);
                     z = fmaf((float)*at - 128.f, projection[dir * 8 + x], z);
                 }
                 own = merge_parts(own, make_float2(z, 1.f));
@@ -857,7 +870,8 @@ template <int D, int R, int NG>
 static int launch_fast(const struct scan_args &a, uint32_t processors, void *stream) {
     constexpr int STAGES = R == 2 ? 2 * LK_SCAN_STAGES : LK_SCAN_STAGES;
     const struct lk_geometry *g = &a.pool.geometry;
-    struct lk_record coarse = lk_record_coarse(g), fine = lk_record_fine(g), super = lk_record_super(g);
+    struct lk_record coarse = lk_record_coarse(g), fine = lk_record_fine(g),
+                     super = lk_record_super(g);
     uint32_t tile = 8 * (R == 2 ? (super.stride > coarse.stride ? super.stride : coarse.stride)
                                 : coarse.stride + fine.stride);
     uint32_t per_warp = STAGES * tile + 8 * D, warps = (SHARED_MOST - BARRIER_BYTES) / per_warp;
@@ -866,8 +880,8 @@ static int launch_fast(const struct scan_args &a, uint32_t processors, void *str
         warps = LK_SCAN_WARPS;
     cudaFuncSetAttribute(scan_kernel<D, R, NG, STAGES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          SHARED_MOST);
-    return launch(scan_kernel<D, R, NG, STAGES>, dim3(processors), 32 * warps, BARRIER_BYTES + warps * per_warp, stream,
-                  a, tile);
+    return launch(scan_kernel<D, R, NG, STAGES>, dim3(processors), 32 * warps,
+                  BARRIER_BYTES + warps * per_warp, stream, a, tile);
 }
 
 template <int D, int R>
@@ -877,7 +891,8 @@ static int launch_group(const struct scan_args &a, uint32_t processors, void *st
 }
 
 template <int D>
-static int launch_rank(const struct scan_args &a, uint32_t rank, uint32_t processors, void *stream) {
+static int launch_rank(const struct scan_args &a, uint32_t rank, uint32_t processors,
+                       void *stream) {
     switch (rank) {
     case 2:
         return launch_group<D, 2>(a, processors, stream);
@@ -904,7 +919,8 @@ static int launch_scan(const struct lk_cuda_step *step, int stage, bool heads, v
         return launch_rank<256>(a, rank, step->processors, stream);
     default:
         cudaFuncSetAttribute(scan_plain, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST);
-        return launch(scan_plain, dim3(2 * step->processors), 256, 8 * bytes, stream, a, rank, bytes);
+        return launch(scan_plain, dim3(2 * step->processors), 256, 8 * bytes, stream, a, rank,
+                      bytes);
     }
 }
 

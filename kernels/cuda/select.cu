@@ -61,7 +61,8 @@ struct cut {
 /* ---- block-wide steps ---- */
 
 /* Inclusive sum over the block's threads -> the thread's own. `slot` is one of two scratch rows. */
-__device__ __noinline__ uint32_t block_prefix(struct shared *s, uint32_t x, uint32_t slot, uint32_t *ret_total) {
+__device__ __noinline__ uint32_t block_prefix(struct shared *s, uint32_t x, uint32_t slot,
+                                              uint32_t *ret_total) {
     const uint32_t lane = threadIdx.x % 32, warp = warp_index();
     uint32_t sum = x, before = 0, total = 0;
 
@@ -110,8 +111,9 @@ __device__ __forceinline__ uint32_t key_at(const uint32_t *keys, uint32_t i) {
     return *(const volatile uint32_t *)&keys[i];
 }
 
-__device__ __noinline__ void fill_bins(struct shared *s, uint32_t n, const uint32_t *keys, uint32_t shift, uint32_t mask,
-                          uint32_t prefix_shift, uint32_t prefix) {
+__device__ __noinline__ void fill_bins(struct shared *s, uint32_t n, const uint32_t *keys,
+                                       uint32_t shift, uint32_t mask, uint32_t prefix_shift,
+                                       uint32_t prefix) {
     for (uint32_t i = threadIdx.x; i < BINS; i += THREADS)
         s->hist[i] = 0;
     __syncthreads();
@@ -258,7 +260,8 @@ __device__ __forceinline__ uint64_t *row_sums(const struct plan &p) {
            (uint64_t)p.head * p.r->segments * p.r->segment_pages / 32;
 }
 __device__ __forceinline__ uint32_t *row_candidates(const struct plan &p) {
-    return (uint32_t *)(p.r->workspace + p.r->candidates) + (uint64_t)p.head * 2 * p.segments * p.most;
+    return (uint32_t *)(p.r->workspace + p.r->candidates) +
+           (uint64_t)p.head * 2 * p.segments * p.most;
 }
 
 /* log2 of the sum over all pages, by query head: from the parts that the last pass left. */
@@ -507,13 +510,15 @@ __device__ uint32_t draw(const struct plan &p, struct shared *s, uint32_t kept) 
             entry[x] = above ? 64 * (__ffs(above) - 1) : 0;
             low = __ballot_sync(LK_FULL_WARP, upto(entry[x] + lane) > point);
             high = __ballot_sync(LK_FULL_WARP, upto(entry[x] + 32 + lane) > point);
-            entry[x] = low ? entry[x] + __ffs(low) - 1 : entry[x] + 32 + (high ? __ffs(high) - 1 : 0);
+            entry[x] =
+                low ? entry[x] + __ffs(low) - 1 : entry[x] + 32 + (high ? __ffs(high) - 1 : 0);
             uint32_t page = entry[x] * per * 32 + lane;
             bits[x] = page < p.units ? __ldcg(&shares[page]) : MARK;
         }
 #pragma unroll
         for (int x = 0; x < 4; x++) {
-            uint64_t point = (base + WARPS * x) * step + start, run = entry[x] ? upto(entry[x] - 1) : 0;
+            uint64_t point = (base + WARPS * x) * step + start,
+                     run = entry[x] ? upto(entry[x] - 1) : 0;
             uint32_t first = entry[x] * per * 32, hit = p.units - 1;
             for (uint32_t i = 0; i < per; i++, first += 32) {
                 if (i)
@@ -544,9 +549,9 @@ __device__ uint32_t draw(const struct plan &p, struct shared *s, uint32_t kept) 
         uint32_t i = s->values[at], hits = (at + 1 < drawn ? s->values[at + 1] : strata) - i;
         uint64_t own = by_share * weight_of(__ldcg(&shares[s->hits[i]])) + by_page;
         s->keys[at] = s->hits[i];
-        s->sample_bias[at] = by_share ? (float)log2((double)hits * (double)total /
-                                                  ((double)strata * (double)own))
-                                    : 0.f;
+        s->sample_bias[at] =
+            by_share ? (float)log2((double)hits * (double)total / ((double)strata * (double)own))
+                     : 0.f;
     }
     __syncthreads();
     return drawn;
@@ -564,7 +569,8 @@ __device__ __forceinline__ uint32_t count_below(const uint32_t *pages, uint32_t 
     return low;
 }
 
-__device__ void write_pick(const struct plan &p, uint32_t at, uint32_t page, float bias, uint32_t kept) {
+__device__ void write_pick(const struct plan &p, uint32_t at, uint32_t page, float bias,
+                           uint32_t kept) {
     /* struct lk_cuda_pick in one store */
     *(uint4 *)&row_picks(p.r, p.head)[at] =
         make_uint4(page, physical_page(p.r, page), __float_as_uint(bias), kept);
@@ -597,7 +603,8 @@ __device__ __noinline__ void estimate_rest(const struct plan &p, struct shared *
         for (uint32_t j = threadIdx.x; j < p.units; j += THREADS) {
             uint32_t at = count_below(s->kept, kept, j);
             if (at == kept || s->kept[at] != j)
-                sum = merge_parts(sum, make_float2(__ldcg(&scores[(uint64_t)j * p.stride + g]), 1.f));
+                sum =
+                    merge_parts(sum, make_float2(__ldcg(&scores[(uint64_t)j * p.stride + g]), 1.f));
         }
         for (int o = 16; o; o >>= 1)
             sum = merge_parts(sum, make_float2(__shfl_xor_sync(LK_FULL_WARP, sum.x, o),
@@ -639,8 +646,7 @@ __device__ void finish_select(const struct plan &p, struct shared *s, uint32_t i
     for (uint32_t i = threadIdx.x; i < kept; i += THREADS)
         write_pick(p, i + count_below(s->keys, drawn, s->kept[i]), s->kept[i], 0.f, 1);
     for (uint32_t i = threadIdx.x; i < drawn; i += THREADS)
-        write_pick(p, i + count_below(s->kept, kept, s->keys[i]), s->keys[i],
-                   s->sample_bias[i], 0);
+        write_pick(p, i + count_below(s->kept, kept, s->keys[i]), s->keys[i], s->sample_bias[i], 0);
     if (threadIdx.x == 0) {
         struct lk_cuda_head *h = row_head(p.r, p.head);
         h->kept = kept;
@@ -648,7 +654,8 @@ __device__ void finish_select(const struct plan &p, struct shared *s, uint32_t i
     }
 }
 
-__global__ void __launch_bounds__(THREADS) select_kernel(const __grid_constant__ struct select_args a) {
+__global__ void __launch_bounds__(THREADS)
+    select_kernel(const __grid_constant__ struct select_args a) {
     extern __shared__ __align__(16) uint8_t memory[];
     struct shared *s = (struct shared *)memory;
     const uint32_t head = blockIdx.y, row = blockIdx.z;

@@ -28,7 +28,8 @@ struct lk_cuda_pick {
 
 struct lk_cuda_head {
     uint32_t kept, sampled, listed, reserved;
-    float rest[32]; /* log2 mass of the pages not kept, from scores; used where nothing is sampled */
+    float
+        rest[32]; /* log2 mass of the pages not kept, from scores; used where nothing is sampled */
 };
 
 struct lk_cuda_stat {

@@ -6,9 +6,9 @@
  */
 #include "device.cuh"
 
-__global__ void __launch_bounds__(256) write_kernel(const __grid_constant__ struct lk_pool_view pool,
-                                                    uint32_t layer, uint32_t tokens, const uint4 *k,
-                                                    const uint4 *v, const uint64_t *slots) {
+__global__ void __launch_bounds__(256)
+    write_kernel(const __grid_constant__ struct lk_pool_view pool, uint32_t layer, uint32_t tokens,
+                 const uint4 *k, const uint4 *v, const uint64_t *slots) {
     const struct lk_geometry *g = &pool.geometry;
     const uint32_t vectors = g->head_dim * 2 / 16, lane = threadIdx.x % 32;
 
@@ -47,9 +47,9 @@ __device__ void copy_bytes(uint8_t *to, const uint8_t *from, uint64_t bytes) {
 }
 
 /* A block a KV head. */
-__global__ void __launch_bounds__(256) copy_kernel(const __grid_constant__ struct lk_pool_view p,
-                                                   uint32_t layer, uint32_t quad, uint64_t from,
-                                                   uint64_t to) {
+__global__ void __launch_bounds__(256)
+    copy_kernel(const __grid_constant__ struct lk_pool_view p, uint32_t layer, uint32_t quad,
+                uint64_t from, uint64_t to) {
     const uint64_t head = blockIdx.x, plane = (uint64_t)layer * p.geometry.kv_heads + head;
     const struct lk_layout *l = &p.layout;
 

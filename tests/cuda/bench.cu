@@ -24,7 +24,8 @@ static bool wanted(const char *what) {
 
 __global__ void read_all(const uint4 *p, size_t n, uint32_t *out) {
     uint32_t x = 0;
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i + 7 * (size_t)gridDim.x * blockDim.x < n; i += 8 * (size_t)gridDim.x * blockDim.x) {
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+         i + 7 * (size_t)gridDim.x * blockDim.x < n; i += 8 * (size_t)gridDim.x * blockDim.x) {
         uint4 v[8];
 #pragma unroll
         for (int k = 0; k < 8; k++)
@@ -38,7 +39,8 @@ __global__ void read_all(const uint4 *p, size_t n, uint32_t *out) {
 }
 
 __global__ void randomise(uint16_t *p, size_t n, uint32_t seed, float scale) {
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
         uint32_t x = (uint32_t)i * 2654435761u + seed;
         x ^= x >> 16, x *= 0x85ebca6b, x ^= x >> 13, x *= 0xc2b2ae35, x ^= x >> 16;
         float u = ((x & 0xffff) + (x >> 16)) * (1.f / 65536) - 1.f;
@@ -88,7 +90,11 @@ static void measure_ceiling(void) {
     b.make(bytes);
     out.make(1);
     for (int blocks : {2, 4, 8}) {
-        double us = median_us([&](int, cudaStream_t s) { read_all<<<processors * blocks, 512, 0, s>>>((uint4 *)b.p, bytes / 16, out.p); }, 2);
+        double us = median_us(
+            [&](int, cudaStream_t s) {
+                read_all<<<processors * blocks, 512, 0, s>>>((uint4 *)b.p, bytes / 16, out.p);
+            },
+            2);
         ceiling = std::max(ceiling, bytes / us * 1e6);
     }
     printf("read ceiling %.2f TB/s (4 GiB, median of 15)\n", ceiling / 1e12);
@@ -117,9 +123,12 @@ struct rig {
         pages = (tokens + g.page_tokens - 1) / g.page_tokens;
         lk_layout l;
         lk_cuda_layout(&g, &l);
-        double bytes = (double)rows * pages * (l.page_bytes + g.kv_heads * (l.coarse_stride + l.fine_stride + l.super_stride / 4.));
+        double bytes =
+            (double)rows * pages *
+            (l.page_bytes + g.kv_heads * (l.coarse_stride + l.fine_stride + l.super_stride / 4.));
         double summary = (double)rows * pages * g.kv_heads * l.coarse_stride / 4;
-        sets = std::max(1u, (uint32_t)std::min<double>(most_sets, std::min(90e9 / bytes, 1 + 400e6 / summary)));
+        sets = std::max(
+            1u, (uint32_t)std::min<double>(most_sets, std::min(90e9 / bytes, 1 + 400e6 / summary)));
         g.layers = sets;
         memset(&p.view, 0, sizeof p.view);
         p.view.geometry = g;
@@ -130,14 +139,16 @@ struct rig {
         CUDA(cudaMalloc(&p.view.coarse, planes * p.view.pages * l.coarse_stride));
         CUDA(cudaMalloc(&p.view.fine, planes * p.view.pages * l.fine_stride + 16));
         CUDA(cudaMalloc(&p.view.super, planes * (p.view.pages / 4) * l.super_stride));
-        randomise<<<4096, 256>>>((uint16_t *)p.view.kv, sets * p.view.pages * l.page_bytes / 2, 7, 1.5f);
+        randomise<<<4096, 256>>>((uint16_t *)p.view.kv, sets * p.view.pages * l.page_bytes / 2, 7,
+                                 1.5f);
         build();
         std::vector<uint32_t> t;
         for (uint32_t r = 0; r < rows; r++) {
             std::vector<uint32_t> quads;
             for (uint64_t q = 0; q < pages / 4; q++)
                 quads.push_back((uint32_t)(r * (pages / 4) + q));
-            for (size_t e = 0; e + 16 <= quads.size(); e += 16) { /* extents of 64 pages, in any order */
+            for (size_t e = 0; e + 16 <= quads.size();
+                 e += 16) { /* extents of 64 pages, in any order */
                 size_t o = rng() % (quads.size() / 16) * 16;
                 std::swap_ranges(quads.begin() + e, quads.begin() + e + 16, quads.begin() + o);
             }
@@ -182,7 +193,9 @@ struct rig {
         cudaFree(d2.p);
     }
     void close(void) {
-        for (void *x : {(void *)p.view.kv, (void *)p.view.coarse, (void *)p.view.fine, (void *)p.view.super, (void *)tables.p, (void *)sync.p, (void *)io.p, (void *)memory.p})
+        for (void *x :
+             {(void *)p.view.kv, (void *)p.view.coarse, (void *)p.view.fine, (void *)p.view.super,
+              (void *)tables.p, (void *)sync.p, (void *)io.p, (void *)memory.p})
             cudaFree(x);
         for (auto b : batches)
             cudaFree(b);
@@ -190,7 +203,9 @@ struct rig {
 
     /* Descriptor blocks, one a set, for a scan mode (0: exact). */
     void plan(uint32_t scan, uint32_t budget, uint32_t sampled, uint32_t tokens = 1) {
-        size_t q = (size_t)tokens * g.kv_heads * g.group * g.head_dim, kv = (size_t)tokens * g.kv_heads * g.head_dim, each = 2 * q + 4 * kv + 4 * q + 4096 + q / g.head_dim * 4;
+        size_t q = (size_t)tokens * g.kv_heads * g.group * g.head_dim,
+               kv = (size_t)tokens * g.kv_heads * g.head_dim,
+               each = 2 * q + 4 * kv + 4 * q + 4096 + q / g.head_dim * 4;
         static lk_cuda_batch host;
         each = (each + 255) / 256 * 256;
         cudaFree(io.p);
@@ -244,18 +259,22 @@ struct rig {
         }
     }
     lk_cuda_step step(int i, uint32_t scan) {
-        return {p.view, batches[i % sets], sync.p, rows, scan ? 1u << scan : 0, (uint32_t)processors};
+        return {p.view, batches[i % sets],     sync.p,
+                rows,   scan ? 1u << scan : 0, (uint32_t)processors};
     }
     double time(int (*stage)(const lk_cuda_step *, void *), uint32_t scan) {
         int chain = std::max(4, (int)sets) > 32 ? 32 : std::max(8, (int)sets);
-        return median_us([&](int i, cudaStream_t s) {
-            lk_cuda_step x = step(i, scan);
-            CUDA(stage(&x, s));
-        }, chain);
+        return median_us(
+            [&](int i, cudaStream_t s) {
+                lk_cuda_step x = step(i, scan);
+                CUDA(stage(&x, s));
+            },
+            chain);
     }
 };
 
-static void bench_step(lk_geometry g, uint64_t length, uint32_t rows, std::vector<uint32_t> scans, bool dense) {
+static void bench_step(lk_geometry g, uint64_t length, uint32_t rows, std::vector<uint32_t> scans,
+                       bool dense) {
     struct rig r;
     const char *names[] = {"dense", "full", "coarse", "nested", "tree"};
     uint32_t budget = 2048 / g.page_tokens;
@@ -265,26 +284,45 @@ static void bench_step(lk_geometry g, uint64_t length, uint32_t rows, std::vecto
     const lk_layout &l = r.p.view.layout;
     if (dense) {
         r.plan(0, budget, 0);
-        double us = r.time(lk_cuda_run, 0), bytes = (double)rows * length * g.kv_heads * g.head_dim * 4;
-        printf("%2u/%u B %2u %7lu x %3u dense  %37s whole %8.1f us  (%.0f%% of ceiling)\n", g.kv_heads * g.group, g.kv_heads, g.page_tokens, (unsigned long)length, rows, "", us, bytes / us * 1e8 / ceiling);
+        double us = r.time(lk_cuda_run, 0),
+               bytes = (double)rows * length * g.kv_heads * g.head_dim * 4;
+        printf("%2u/%u B %2u %7lu x %3u dense  %37s whole %8.1f us  (%.0f%% of ceiling)\n",
+               g.kv_heads * g.group, g.kv_heads, g.page_tokens, (unsigned long)length, rows, "", us,
+               bytes / us * 1e8 / ceiling);
         if (json)
-            fprintf(json, "{\"kind\":\"dense\",\"q_heads\":%u,\"kv_heads\":%u,\"page_tokens\":%u,\"tokens\":%lu,\"rows\":%u,\"us\":%.2f}\n", g.kv_heads * g.group, g.kv_heads, g.page_tokens, (unsigned long)length, rows, us);
+            fprintf(json,
+                    "{\"kind\":\"dense\",\"q_heads\":%u,\"kv_heads\":%u,\"page_tokens\":%u,"
+                    "\"tokens\":%lu,\"rows\":%u,\"us\":%.2f}\n",
+                    g.kv_heads * g.group, g.kv_heads, g.page_tokens, (unsigned long)length, rows,
+                    us);
     }
     for (uint32_t scan : scans) {
         r.plan(scan, budget, budget >= 128 ? budget / 2 : 0);
-        double whole = r.time(lk_cuda_run, scan), scan_us = r.time(lk_cuda_scan, scan), prune = 0, rescan = 0;
+        double whole = r.time(lk_cuda_run, scan), scan_us = r.time(lk_cuda_scan, scan), prune = 0,
+               rescan = 0;
         if (scan >= LK_NESTED) {
             prune = r.time(lk_cuda_prune, scan);
             rescan = r.time(lk_cuda_rescan, scan);
         }
         double select = r.time(lk_cuda_select, scan), attend = r.time(lk_cuda_attend, scan);
-        double bytes = scale * (scan == LK_FULL ? l.coarse_bytes + l.fine_bytes : scan == LK_TREE ? l.super_bytes / 4. : l.coarse_bytes);
+        double bytes = scale * (scan == LK_FULL   ? l.coarse_bytes + l.fine_bytes
+                                : scan == LK_TREE ? l.super_bytes / 4.
+                                                  : l.coarse_bytes);
         double kv = (double)rows * 2048 * g.kv_heads * g.head_dim * 4;
-        printf("%2u/%u B %2u %7lu x %3u %-6s scan %7.1f (%2.0f%%) prune %4.1f rescan %4.1f select %5.1f attend %5.1f (%2.0f%%) whole %8.1f us\n", g.kv_heads * g.group, g.kv_heads,
-               g.page_tokens, (unsigned long)length, rows, names[scan], scan_us, bytes / scan_us * 1e8 / ceiling, prune, rescan, select, attend, kv / attend * 1e8 / ceiling, whole);
+        printf("%2u/%u B %2u %7lu x %3u %-6s scan %7.1f (%2.0f%%) prune %4.1f rescan %4.1f select "
+               "%5.1f attend %5.1f (%2.0f%%) whole %8.1f us\n",
+               g.kv_heads * g.group, g.kv_heads, g.page_tokens, (unsigned long)length, rows,
+               names[scan], scan_us, bytes / scan_us * 1e8 / ceiling, prune, rescan, select, attend,
+               kv / attend * 1e8 / ceiling, whole);
         if (json)
-            fprintf(json, "{\"kind\":\"step\",\"q_heads\":%u,\"kv_heads\":%u,\"page_tokens\":%u,\"tokens\":%lu,\"rows\":%u,\"scan\":\"%s\",\"scan_us\":%.2f,\"scan_share\":%.4f,\"prune_us\":%.2f,\"rescan_us\":%.2f,\"select_us\":%.2f,\"attend_us\":%.2f,\"whole_us\":%.2f}\n",
-                    g.kv_heads * g.group, g.kv_heads, g.page_tokens, (unsigned long)length, rows, names[scan], scan_us, bytes / scan_us * 1e6 / ceiling, prune, rescan, select, attend, whole);
+            fprintf(
+                json,
+                "{\"kind\":\"step\",\"q_heads\":%u,\"kv_heads\":%u,\"page_tokens\":%u,\"tokens\":%"
+                "lu,\"rows\":%u,\"scan\":\"%s\",\"scan_us\":%.2f,\"scan_share\":%.4f,\"prune_us\":%"
+                ".2f,\"rescan_us\":%.2f,\"select_us\":%.2f,\"attend_us\":%.2f,\"whole_us\":%.2f}\n",
+                g.kv_heads * g.group, g.kv_heads, g.page_tokens, (unsigned long)length, rows,
+                names[scan], scan_us, bytes / scan_us * 1e6 / ceiling, prune, rescan, select,
+                attend, whole);
     }
     fflush(stdout);
     r.close();
@@ -296,9 +334,11 @@ static void bench_build(void) {
     r.open(g, 1 << 20, 1, 4);
     r.build(); /* warm */
     double pages = (double)r.sets * r.p.view.pages * 8;
-    printf("build: %.0f pages in %.1f ms, 16.7 M in %.3f s; superpages: 4.2 M in %.3f s\n", pages, r.build_ms, 16777216 / pages * r.build_ms / 1e3, 16777216 / pages * r.super_ms / 1e3);
+    printf("build: %.0f pages in %.1f ms, 16.7 M in %.3f s; superpages: 4.2 M in %.3f s\n", pages,
+           r.build_ms, 16777216 / pages * r.build_ms / 1e3, 16777216 / pages * r.super_ms / 1e3);
     if (json)
-        fprintf(json, "{\"kind\":\"build\",\"pages\":%.0f,\"ms\":%.3f,\"super_ms\":%.3f}\n", pages, r.build_ms, r.super_ms);
+        fprintf(json, "{\"kind\":\"build\",\"pages\":%.0f,\"ms\":%.3f,\"super_ms\":%.3f}\n", pages,
+                r.build_ms, r.super_ms);
     r.close();
 }
 
@@ -311,7 +351,8 @@ static void bench_tokens(void) {
         double us = r.time(lk_cuda_run, 0);
         printf("row of %2u tokens at 32768, exact: %.1f us\n", n, us);
         if (json)
-            fprintf(json, "{\"kind\":\"tokens\",\"tokens\":%u,\"length\":32768,\"us\":%.2f}\n", n, us);
+            fprintf(json, "{\"kind\":\"tokens\",\"tokens\":%u,\"length\":32768,\"us\":%.2f}\n", n,
+                    us);
     }
     r.close();
 }

@@ -34,7 +34,8 @@ static int failures;
     do {                                                                                           \
         int error_ = (int)(x);                                                                     \
         if (error_) {                                                                              \
-            printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString((cudaError_t)error_)); \
+            printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #x,                                      \
+                   cudaGetErrorString((cudaError_t)error_));                                       \
             exit(1);                                                                               \
         }                                                                                          \
     } while (0)
@@ -139,7 +140,8 @@ struct pool {
     uint16_t *at(uint32_t layer, uint64_t page, uint32_t head, bool value, uint32_t token) {
         lk_pool_view host = view;
         host.kv = kv.data();
-        uint8_t *p = value ? lk_page_values(&host, layer, page, head) : lk_page_keys(&host, layer, page, head);
+        uint8_t *p = value ? lk_page_values(&host, layer, page, head)
+                           : lk_page_keys(&host, layer, page, head);
         return (uint16_t *)p + (uint64_t)token * view.geometry.head_dim;
     }
     void upload(void) {
@@ -165,9 +167,9 @@ static inline void rotate_ref(double *x, uint32_t d) {
         x[i] /= sqrt((double)block);
 }
 
-struct summary { /* decoded: rotated keys as the record holds them */
-    std::vector<double> mean;                 /* [d] */
-    std::vector<std::vector<double>> v, c;    /* [r][d], [r][tokens]; scale in c */
+struct summary {                           /* decoded: rotated keys as the record holds them */
+    std::vector<double> mean;              /* [d] */
+    std::vector<std::vector<double>> v, c; /* [r][d], [r][tokens]; scale in c */
 };
 
 static inline double bf16_at(const uint8_t *p) {
@@ -191,7 +193,8 @@ static inline void decode_record(const uint8_t *p, const lk_record &r, summary *
             v[x] = (double)(p[i * d / 2 + place / 2] >> (place % 2 * 4) & 15) - 8;
         }
         for (uint32_t t = 0; t < r.tokens; t++)
-            c[t] = ((double)p[r.coeffs + lk_coeff_place(r.tokens, i, t)] - 128) * bf16_at(p + r.scales + 2 * (i + extra));
+            c[t] = ((double)p[r.coeffs + lk_coeff_place(r.tokens, i, t)] - 128) *
+                   bf16_at(p + r.scales + 2 * (i + extra));
         s->v.push_back(v);
         s->c.push_back(c);
     }
@@ -218,7 +221,8 @@ static inline void eigen_ref(std::vector<std::vector<double>> a, std::vector<dou
                 if (a[p][r] == 0)
                     continue;
                 double z = (a[r][r] - a[p][p]) / (2 * a[p][r]);
-                double t = (z >= 0 ? 1 : -1) / (fabs(z) + sqrt(z * z + 1)), c = 1 / sqrt(t * t + 1), s = t * c;
+                double t = (z >= 0 ? 1 : -1) / (fabs(z) + sqrt(z * z + 1)), c = 1 / sqrt(t * t + 1),
+                       s = t * c;
                 for (size_t k = 0; k < n; k++) {
                     double x = a[k][p], y = a[k][r];
                     a[k][p] = c * x - s * y;
@@ -237,7 +241,8 @@ static inline void eigen_ref(std::vector<std::vector<double>> a, std::vector<dou
     std::vector<size_t> order(n);
     for (size_t i = 0; i < n; i++)
         order[i] = i;
-    std::stable_sort(order.begin(), order.end(), [&](size_t x, size_t y) { return a[x][x] > a[y][y]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t x, size_t y) { return a[x][x] > a[y][y]; });
     w->resize(n);
     v->assign(n, std::vector<double>(n));
     for (size_t i = 0; i < n; i++) {
@@ -332,7 +337,8 @@ static inline double lse_ref(const std::vector<double> &x) {
 }
 
 /* ln mass of a page for a rotated query. */
-static inline double score_ref(const summary &s, const std::vector<double> &q, double sm, uint32_t rank) {
+static inline double score_ref(const summary &s, const std::vector<double> &q, double sm,
+                               uint32_t rank) {
     size_t d = q.size(), n = s.c[0].size();
     double base = 0;
     std::vector<double> p(rank, 0), z(n);

@@ -15,8 +15,8 @@
 struct sequence {
     uint32_t layer;
     uint64_t length;
-    std::vector<uint32_t> pages;             /* physical */
-    std::vector<uint32_t> table;             /* quads or pages */
+    std::vector<uint32_t> pages; /* physical */
+    std::vector<uint32_t> table; /* quads or pages */
     uint32_t shift;
     buffer<uint32_t> d_table;
 };
@@ -58,7 +58,8 @@ struct scene {
     sequence *add(uint32_t layer, uint64_t length, uint32_t shift, int kind = FILL_TOPICS) {
         const lk_geometry &g = p.view.geometry;
         sequence *s = new sequence;
-        uint32_t pages = (uint32_t)((length + g.page_tokens - 1) / g.page_tokens), quads = (pages + 3) / 4;
+        uint32_t pages = (uint32_t)((length + g.page_tokens - 1) / g.page_tokens),
+                 quads = (pages + 3) / 4;
         s->layer = layer;
         s->length = length;
         s->shift = shift;
@@ -133,8 +134,10 @@ struct scene {
         for (uint32_t t = 0; t < r.append; t++)
             for (uint32_t h = 0; h < g.kv_heads; h++) {
                 uint64_t at = s->length - r.append + t;
-                uint16_t *k = p.at(s->layer, s->pages[at / g.page_tokens], h, false, at % g.page_tokens);
-                uint16_t *v = p.at(s->layer, s->pages[at / g.page_tokens], h, true, at % g.page_tokens);
+                uint16_t *k =
+                    p.at(s->layer, s->pages[at / g.page_tokens], h, false, at % g.page_tokens);
+                uint16_t *v =
+                    p.at(s->layer, s->pages[at / g.page_tokens], h, true, at % g.page_tokens);
                 r.k.insert(r.k.end(), k, k + g.head_dim);
                 r.v.insert(r.v.end(), v, v + g.head_dim);
             }
@@ -157,8 +160,8 @@ struct scene {
             x.lse.resize(nq);
             x.list.resize((size_t)g.kv_heads * x.budget_pages);
             x.result.resize(g.kv_heads);
-            io += align(x.q.size() * 2) + align(x.k.size() * 2) * 2 + align(x.out.size() * 4) + align(x.lse.size() * 4) +
-                  align(x.list.size() * 8) + align(x.result.size() * 16);
+            io += align(x.q.size() * 2) + align(x.k.size() * 2) * 2 + align(x.out.size() * 4) +
+                  align(x.lse.size() * 4) + align(x.list.size() * 8) + align(x.result.size() * 16);
         }
         if (io > d_io.n) {
             cudaFree(d_io.p);
@@ -232,11 +235,13 @@ struct scene {
             CUDA(cudaMemcpy(x.out.data(), x.plan.out, x.out.size() * 4, cudaMemcpyDeviceToHost));
             CUDA(cudaMemcpy(x.lse.data(), x.plan.lse, x.lse.size() * 4, cudaMemcpyDeviceToHost));
             CUDA(cudaMemcpy(x.list.data(), x.plan.list, x.list.size() * 8, cudaMemcpyDeviceToHost));
-            CUDA(cudaMemcpy(x.result.data(), x.plan.result, x.result.size() * 16, cudaMemcpyDeviceToHost));
+            CUDA(cudaMemcpy(x.result.data(), x.plan.result, x.result.size() * 16,
+                            cudaMemcpyDeviceToHost));
             if (memory && x.plan.scan) {
                 size_t bytes = x.plan.picks + 256;
                 x.memory.resize(bytes);
-                CUDA(cudaMemcpy(x.memory.data(), x.plan.workspace, bytes - 256, cudaMemcpyDeviceToHost));
+                CUDA(cudaMemcpy(x.memory.data(), x.plan.workspace, bytes - 256,
+                                cudaMemcpyDeviceToHost));
             }
         }
         for (uint32_t w : d_sync.get())
@@ -257,12 +262,14 @@ struct scene {
 
     double at(sequence *s, uint64_t t, uint32_t h, bool value, uint32_t c) {
         const lk_geometry &g = p.view.geometry;
-        return decode(p.at(s->layer, s->pages[t / g.page_tokens], h, value, t % g.page_tokens)[c], g.dtype);
+        return decode(p.at(s->layer, s->pages[t / g.page_tokens], h, value, t % g.page_tokens)[c],
+                      g.dtype);
     }
 
     /* Attention of query (token, head, g) over tokens below limit, weighted by page. */
-    void attend_ref(request &x, uint32_t token, uint32_t h, uint32_t gq, const std::vector<std::pair<uint32_t, double>> &pages,
-                    std::vector<double> *out, double *lse) {
+    void attend_ref(request &x, uint32_t token, uint32_t h, uint32_t gq,
+                    const std::vector<std::pair<uint32_t, double>> &pages, std::vector<double> *out,
+                    double *lse) {
         const lk_geometry &g = p.view.geometry;
         uint32_t d = g.head_dim;
         uint64_t limit = x.seq->length - x.tokens + 1 + token;
@@ -270,7 +277,8 @@ struct scene {
         std::vector<double> z;
         std::vector<uint64_t> who;
         for (auto &pw : pages)
-            for (uint64_t t = (uint64_t)pw.first * g.page_tokens; t < std::min<uint64_t>(limit, (uint64_t)(pw.first + 1) * g.page_tokens); t++) {
+            for (uint64_t t = (uint64_t)pw.first * g.page_tokens;
+                 t < std::min<uint64_t>(limit, (uint64_t)(pw.first + 1) * g.page_tokens); t++) {
                 double s = 0;
                 for (uint32_t c = 0; c < d; c++)
                     s += decode(q[c], g.dtype) * at(x.seq, t, h, false, c);
@@ -287,7 +295,8 @@ struct scene {
     std::vector<std::vector<double>> scores_of(request &x, uint32_t h) {
         const lk_geometry &g = p.view.geometry;
         uint32_t stride = lk_cuda_group_stride(g.group);
-        const float *s = (const float *)&x.memory[x.plan.scores] + (size_t)h * x.plan.pages * stride;
+        const float *s =
+            (const float *)&x.memory[x.plan.scores] + (size_t)h * x.plan.pages * stride;
         std::vector<std::vector<double>> r(g.group, std::vector<double>(x.plan.pages));
         for (uint32_t i = 0; i < g.group; i++)
             for (uint32_t j = 0; j < x.plan.pages; j++)
@@ -296,7 +305,9 @@ struct scene {
     }
     bool competes(request &x, uint32_t h, uint32_t j) {
         uint32_t stride = lk_cuda_group_stride(p.view.geometry.group);
-        return ((const uint32_t *)&x.memory[x.plan.scores])[((size_t)h * x.plan.pages + j) * stride] & 1;
+        return ((const uint32_t *)&x
+                    .memory[x.plan.scores])[((size_t)h * x.plan.pages + j) * stride] &
+               1;
     }
 
     /* Length of a query times that of the summary's largest key. */
@@ -323,8 +334,10 @@ struct scene {
         static std::vector<uint8_t> coarse, fine, super;
         lk_record rc = lk_record_coarse(&g), rf = lk_record_fine(&g), rs = lk_record_super(&g);
         double worst = 0, top = -INFINITY;
-        uint32_t bad = 0, seen = 0, again = 0, step = x.plan.complete > 600 ? x.plan.complete / 300 : 1;
-        std::vector<std::vector<double>> q(g.group, std::vector<double>(g.head_dim)), first(g.group);
+        uint32_t bad = 0, seen = 0, again = 0,
+                 step = x.plan.complete > 600 ? x.plan.complete / 300 : 1;
+        std::vector<std::vector<double>> q(g.group, std::vector<double>(g.head_dim)),
+            first(g.group);
         auto read = [&](const buffer<uint8_t> &b, uint64_t at, uint32_t bytes) {
             std::vector<uint8_t> v(bytes);
             CUDA(cudaMemcpy(v.data(), b.p + at * bytes, bytes, cudaMemcpyDeviceToHost));
@@ -344,14 +357,22 @@ struct scene {
             bool last = competes(x, h, j), listed = x.plan.list_max && last;
             uint32_t rank = x.scan == LK_FULL || listed ? g.rank : 2;
             if (x.scan == LK_TREE && !listed)
-                decode_record(read(p.d_super, plane * (p.view.pages / 4) + x.seq->pages[j] / 4, rs.stride).data(), rs, &s);
+                decode_record(
+                    read(p.d_super, plane * (p.view.pages / 4) + x.seq->pages[j] / 4, rs.stride)
+                        .data(),
+                    rs, &s);
             else {
-                decode_record(read(p.d_coarse, plane * p.view.pages + x.seq->pages[j], rc.stride).data(), rc, &s);
+                decode_record(
+                    read(p.d_coarse, plane * p.view.pages + x.seq->pages[j], rc.stride).data(), rc,
+                    &s);
                 if (rank > 2)
-                    decode_record(read(p.d_fine, plane * p.view.pages + x.seq->pages[j], rf.stride).data(), rf, &s);
+                    decode_record(
+                        read(p.d_fine, plane * p.view.pages + x.seq->pages[j], rf.stride).data(),
+                        rf, &s);
             }
             for (uint32_t i = 0; i < g.group; i++) {
-                double want = score_ref(s, q[i], sm, rank) - (x.scan == LK_TREE && !listed ? log(4.0) : 0);
+                double want =
+                    score_ref(s, q[i], sm, rank) - (x.scan == LK_TREE && !listed ? log(4.0) : 0);
                 double error = fabs(got[i][j] - want);
                 bad += !(error <= 1e-3 + 2e-5 * size_of(s, q[i]) * sm); /* a query has 16 bits */
                 if (!(error <= worst))
@@ -359,10 +380,13 @@ struct scene {
                 top = std::max(top, want);
             }
         }
-        CHECK(!bad, "%s head %u: %u of %u scores off, worst %g (largest %g)", what, h, bad, seen * g.group, worst, top);
-        uint32_t expect = x.scan == LK_NESTED ? std::min(x.plan.complete, 8 * x.budget_pages)
-                          : x.scan == LK_TREE ? 4 * std::min(x.plan.complete / 4, 4 * x.budget_pages) + x.plan.complete % 4
-                                              : x.plan.complete;
+        CHECK(!bad, "%s head %u: %u of %u scores off, worst %g (largest %g)", what, h, bad,
+              seen * g.group, worst, top);
+        uint32_t expect =
+            x.scan == LK_NESTED ? std::min(x.plan.complete, 8 * x.budget_pages)
+            : x.scan == LK_TREE
+                ? 4 * std::min(x.plan.complete / 4, 4 * x.budget_pages) + x.plan.complete % 4
+                : x.plan.complete;
         CHECK(again == expect, "%s head %u: %u pages scored last, not %u", what, h, again, expect);
         check_prune(x, h, q, what);
         /* newest page, exact */
@@ -370,12 +394,14 @@ struct scene {
             std::vector<double> out;
             double want;
             attend_ref(x, 0, h, i, {{x.plan.pages - 1, 1.0}}, &out, &want);
-            CHECK(fabs(got[i][x.plan.pages - 1] - want) <= 1e-3 + 1e-5 * fabs(want), "%s: newest page scored %g, not %g", what, got[i][x.plan.pages - 1], want);
+            CHECK(fabs(got[i][x.plan.pages - 1] - want) <= 1e-3 + 1e-5 * fabs(want),
+                  "%s: newest page scored %g, not %g", what, got[i][x.plan.pages - 1], want);
         }
     }
 
     /* No page left out of the second pass may have a first-pass share above one that was taken. */
-    void check_prune(request &x, uint32_t h, const std::vector<std::vector<double>> &q, const char *what) {
+    void check_prune(request &x, uint32_t h, const std::vector<std::vector<double>> &q,
+                     const char *what) {
         const lk_geometry &g = p.view.geometry;
         uint32_t step = x.scan == LK_TREE ? 4 : 1, units = x.plan.complete / step;
         if (!x.plan.list_max || units * g.group > 40000)
@@ -385,8 +411,10 @@ struct scene {
         std::vector<std::vector<double>> s(g.group, std::vector<double>(units + 1));
         for (uint32_t u = 0; u < units; u++) {
             std::vector<uint8_t> v(rc.stride);
-            uint64_t at = step == 4 ? plane * (p.view.pages / 4) + x.seq->pages[4 * u] / 4 : plane * p.view.pages + x.seq->pages[u];
-            CUDA(cudaMemcpy(v.data(), (step == 4 ? p.d_super.p : p.d_coarse.p) + at * rc.stride, rc.stride, cudaMemcpyDeviceToHost));
+            uint64_t at = step == 4 ? plane * (p.view.pages / 4) + x.seq->pages[4 * u] / 4
+                                    : plane * p.view.pages + x.seq->pages[u];
+            CUDA(cudaMemcpy(v.data(), (step == 4 ? p.d_super.p : p.d_coarse.p) + at * rc.stride,
+                            rc.stride, cudaMemcpyDeviceToHost));
             summary y;
             decode_record(v.data(), rc, &y);
             for (uint32_t i = 0; i < g.group; i++)
@@ -407,14 +435,16 @@ struct scene {
             else
                 left = std::max(left, m[u]);
         }
-        CHECK(left <= taken * 1.003 + 1e-29, "%s head %u: prune left a share of %g and took one of %g", what, h, left, taken);
+        CHECK(left <= taken * 1.003 + 1e-29,
+              "%s head %u: prune left a share of %g and took one of %g", what, h, left, taken);
     }
 
     void check_selection(request &x, uint32_t h, const char *what) {
         const lk_geometry &g = p.view.geometry;
         uint32_t P = x.plan.pages, N = x.budget_pages;
         std::vector<std::vector<double>> s = scores_of(x, h);
-        const uint32_t *bits = (const uint32_t *)&x.memory[x.plan.shares] + (size_t)h * x.plan.segments * x.plan.segment_pages;
+        const uint32_t *bits = (const uint32_t *)&x.memory[x.plan.shares] +
+                               (size_t)h * x.plan.segments * x.plan.segment_pages;
         std::vector<float> share(P);
         std::vector<double> want(P, 0);
         for (uint32_t i = 0; i < g.group; i++) {
@@ -433,7 +463,8 @@ struct scene {
         uint32_t m = std::min(x.sampled, N > 2 ? N - 2 : 0), k = N - m;
         std::vector<uint32_t> keep, order;
         auto add = [&](int64_t j) {
-            if (keep.size() < k && j >= 0 && j < P && std::find(keep.begin(), keep.end(), (uint32_t)j) == keep.end())
+            if (keep.size() < k && j >= 0 && j < P &&
+                std::find(keep.begin(), keep.end(), (uint32_t)j) == keep.end())
                 keep.push_back((uint32_t)j);
         };
         add(P - 1);
@@ -445,7 +476,8 @@ struct scene {
         for (uint32_t j = 0; j < P; j++)
             if (!forced.count(j) && competes(x, h, j))
                 order.push_back(j);
-        std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return share[a] > share[b]; });
+        std::stable_sort(order.begin(), order.end(),
+                         [&](uint32_t a, uint32_t b) { return share[a] > share[b]; });
         double sum = 0;
         for (uint32_t j : keep)
             sum += share[j];
@@ -492,12 +524,14 @@ struct scene {
             all.push_back({j, 1.0});
         all.insert(all.end(), sample.begin(), sample.end());
         std::sort(all.begin(), all.end());
-        CHECK(x.result[h].kept == keep.size() && x.result[h].sampled == sample.size(), "%s head %u: kept %u sampled %u, not %zu and %zu", what, h,
-              x.result[h].kept, x.result[h].sampled, keep.size(), sample.size());
+        CHECK(x.result[h].kept == keep.size() && x.result[h].sampled == sample.size(),
+              "%s head %u: kept %u sampled %u, not %zu and %zu", what, h, x.result[h].kept,
+              x.result[h].sampled, keep.size(), sample.size());
         for (size_t i = 0; i < all.size() && i < N; i++) {
             lk_page_weight w = x.list[(size_t)h * N + i];
             if (w.page != all[i].first || fabs(w.weight - all[i].second) > 1e-5 * all[i].second) {
-                CHECK(false, "%s head %u: pick %zu is page %u weight %g, not %u and %g", what, h, i, w.page, w.weight, all[i].first, all[i].second);
+                CHECK(false, "%s head %u: pick %zu is page %u weight %g, not %u and %g", what, h, i,
+                      w.page, w.weight, all[i].first, all[i].second);
                 break;
             }
         }
@@ -512,13 +546,15 @@ struct scene {
             std::vector<std::vector<double>> s;
             double mass = 0;
             if (x.plan.scan) {
-                for (uint32_t i = 0; i < x.result[h].kept + x.result[h].sampled && i < x.budget_pages; i++)
-                    pages.push_back({x.list[(size_t)h * x.budget_pages + i].page, x.list[(size_t)h * x.budget_pages + i].weight});
+                for (uint32_t i = 0;
+                     i < x.result[h].kept + x.result[h].sampled && i < x.budget_pages; i++)
+                    pages.push_back({x.list[(size_t)h * x.budget_pages + i].page,
+                                     x.list[(size_t)h * x.budget_pages + i].weight});
                 s = scores_of(x, h);
             } else
                 for (uint32_t j = 0; j < x.plan.pages; j++)
                     pages.push_back({j, 1.0});
-            for (uint32_t token = 0; token < x.tokens; token += x.tokens > 5 ? 3 : 1)
+            for (uint32_t token = 0; token<x.tokens; token += x.tokens> 5 ? 3 : 1)
                 for (uint32_t i = 0; i < g.group; i++) {
                     std::vector<double> want;
                     double lse, lse_kept, error = 0, size = 0;
@@ -559,16 +595,20 @@ struct scene {
                     }
                 }
             if (x.plan.scan)
-                CHECK(fabs(x.result[h].mass - mass) <= 1e-3, "%s head %u: mass %g, not %g", what, h, x.result[h].mass, mass);
+                CHECK(fabs(x.result[h].mass - mass) <= 1e-3, "%s head %u: mass %g, not %g", what, h,
+                      x.result[h].mass, mass);
             else
-                CHECK(x.result[h].mass == 1 && x.result[h].flags == LK_OUT_EXACT && x.result[h].kept == x.plan.pages, "%s: result of an exact row", what);
+                CHECK(x.result[h].mass == 1 && x.result[h].flags == LK_OUT_EXACT &&
+                          x.result[h].kept == x.plan.pages,
+                      "%s: result of an exact row", what);
         }
         CHECK(worst <= 1e-3, "%s: output error %g", what, worst);
         CHECK(worst_lse <= 2e-3, "%s: LSE error %g", what, worst_lse);
     }
     /* Pages of the sample: those marked in the shares are kept. */
     std::set<uint32_t> sampled_of(request &x, uint32_t h) {
-        const uint32_t *bits = (const uint32_t *)&x.memory[x.plan.shares] + (size_t)h * x.plan.segments * x.plan.segment_pages;
+        const uint32_t *bits = (const uint32_t *)&x.memory[x.plan.shares] +
+                               (size_t)h * x.plan.segments * x.plan.segment_pages;
         std::set<uint32_t> r;
         for (uint32_t i = 0; i < x.result[h].kept + x.result[h].sampled && i < x.budget_pages; i++)
             if (!(bits[x.list[(size_t)h * x.budget_pages + i].page] >> 31))

@@ -3,7 +3,8 @@
 #include "common.h"
 
 enum kind { RANDOM, LOW_RANK, OFFSET, HUGE_KEYS, TINY_KEYS, EQUAL, TWO, REPEATED, OUTLIER, KINDS };
-static const char *names[] = {"random", "low rank", "offset", "huge", "tiny", "equal", "two distinct", "repeated", "outlier"};
+static const char *names[] = {"random", "low rank",     "offset",   "huge",   "tiny",
+                              "equal",  "two distinct", "repeated", "outlier"};
 
 static void fill(std::vector<std::vector<double>> &k, int kind, uint32_t dtype) {
     size_t n = k.size(), d = k[0].size();
@@ -15,24 +16,44 @@ static void fill(std::vector<std::vector<double>> &k, int kind, uint32_t dtype) 
     for (size_t t = 0; t < n; t++) {
         double a[3] = {3 * normal(), normal(), .3 * normal()};
         for (size_t c = 0; c < d; c++) {
-            double x = normal(), low = a[0] * basis[0][c] + a[1] * basis[1][c] + a[2] * basis[2][c] + .1 * x;
+            double x = normal(),
+                   low = a[0] * basis[0][c] + a[1] * basis[1][c] + a[2] * basis[2][c] + .1 * x;
             switch (kind) {
-            case RANDOM: k[t][c] = x; break;
-            case LOW_RANK: k[t][c] = low; break;
-            case OFFSET: k[t][c] = low + (c == 3 || c == d - 7 ? 600 : 0); break;
-            case HUGE_KEYS: k[t][c] = low * size; break;
-            case TINY_KEYS: k[t][c] = low * tiny; break;
-            case EQUAL: k[t][c] = basis[0][c]; break;
-            case TWO: k[t][c] = basis[t % 2][c]; break;
-            case REPEATED: k[t][c] = c == t % d ? 4 : 0; break;
-            default: k[t][c] = t == 2 ? 30 * x : .5 * x;
+            case RANDOM:
+                k[t][c] = x;
+                break;
+            case LOW_RANK:
+                k[t][c] = low;
+                break;
+            case OFFSET:
+                k[t][c] = low + (c == 3 || c == d - 7 ? 600 : 0);
+                break;
+            case HUGE_KEYS:
+                k[t][c] = low * size;
+                break;
+            case TINY_KEYS:
+                k[t][c] = low * tiny;
+                break;
+            case EQUAL:
+                k[t][c] = basis[0][c];
+                break;
+            case TWO:
+                k[t][c] = basis[t % 2][c];
+                break;
+            case REPEATED:
+                k[t][c] = c == t % d ? 4 : 0;
+                break;
+            default:
+                k[t][c] = t == 2 ? 30 * x : .5 * x;
             }
             k[t][c] = decode(encode((float)k[t][c], dtype), dtype);
         }
     }
 }
 
-static void compare(const summary &got, const summary &want, const std::vector<std::vector<double>> &keys, uint32_t rank, int kind, const char *what) {
+static void compare(const summary &got, const summary &want,
+                    const std::vector<std::vector<double>> &keys, uint32_t rank, int kind,
+                    const char *what) {
     size_t n = keys.size(), d = keys[0].size();
     double mine = 0, theirs = 0, size = 0, worst = 0, moved = 0, far = 0, codes = 0;
     for (size_t t = 0; t < n; t++) {
@@ -49,7 +70,9 @@ static void compare(const summary &got, const summary &want, const std::vector<s
             size += k[c] * k[c];
         }
     }
-    CHECK(sqrt(mine) <= 1.002 * sqrt(theirs) + 1e-6 * sqrt(size), "%s %s: error of reconstruction %g, reference %g, size %g", what, names[kind], sqrt(mine), sqrt(theirs), sqrt(size));
+    CHECK(sqrt(mine) <= 1.002 * sqrt(theirs) + 1e-6 * sqrt(size),
+          "%s %s: error of reconstruction %g, reference %g, size %g", what, names[kind], sqrt(mine),
+          sqrt(theirs), sqrt(size));
     if (kind == RANDOM || kind == LOW_RANK || kind == OFFSET || kind == OUTLIER)
         for (uint32_t i = 0; i < rank; i++)
             for (size_t c = 0; c < d; c++, codes++) {
@@ -67,10 +90,13 @@ static void compare(const summary &got, const summary &want, const std::vector<s
         worst = std::max(worst, fabs(score_ref(got, q, sm, rank) - score_ref(want, q, sm, rank)));
     }
     if (kind != REPEATED && far == 0) /* which of equal directions are kept is anyone's choice */
-        CHECK(worst <= 0.05, "%s %s: a score differs by %g (codes moved %g of %g)", what, names[kind], worst, moved, codes);
-    CHECK(far <= .02 * codes, "%s %s: %g of %g basis codes differ by more than one", what, names[kind], far, codes);
+        CHECK(worst <= 0.05, "%s %s: a score differs by %g (codes moved %g of %g)", what,
+              names[kind], worst, moved, codes);
+    CHECK(far <= .02 * codes, "%s %s: %g of %g basis codes differ by more than one", what,
+          names[kind], far, codes);
     if (moved > .01 * codes && codes > 0)
-        printf("  note %s %s: %.2f%% of basis codes differ by one\n", what, names[kind], 100 * moved / codes);
+        printf("  note %s %s: %.2f%% of basis codes differ by one\n", what, names[kind],
+               100 * moved / codes);
 }
 
 static void run(uint32_t d, uint32_t b, uint32_t r, uint32_t dtype, bool wide) {
@@ -111,7 +137,8 @@ static void run(uint32_t d, uint32_t b, uint32_t r, uint32_t dtype, bool wide) {
             decode_record(&coarse[at * rc.stride], rc, &got);
             if (r > 2)
                 decode_record(&fine[at * rf.stride], rf, &got);
-            compare(got, build_ref(all[page * 3 + head], r), all[page * 3 + head], r, page % KINDS, what);
+            compare(got, build_ref(all[page * 3 + head], r), all[page * 3 + head], r, page % KINDS,
+                    what);
         }
     strcat(what, " super");
     for (uint32_t quad = 0; quad < (b >= 32 ? 2 : 5); quad++) {

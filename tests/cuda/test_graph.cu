@@ -24,7 +24,8 @@ static bool same(const request &a, const request &b, uint32_t d, uint32_t heads)
     (void)d;
     return a.out == b.out && !memcmp(a.lse.data(), b.lse.data(), 4 * a.lse.size()) &&
            !memcmp(a.result.data(), b.result.data(), 16 * heads) &&
-           (!a.plan.scan || !memcmp(a.list.data(), b.list.data(), 8 * (a.result[0].kept + a.result[0].sampled)));
+           (!a.plan.scan ||
+            !memcmp(a.list.data(), b.list.data(), 8 * (a.result[0].kept + a.result[0].sampled)));
 }
 
 int main(void) {
@@ -92,8 +93,9 @@ int main(void) {
             CUDA(cudaGraphLaunch(graphs[b], NULL));
             s.collect(rows, false);
             for (size_t i = 0; i < order.size(); i++)
-                CHECK(same(rows[i], alone[order[i]], 128, 4), "bucket %u row %zu (length %lu, scan %u): other bits than alone", buckets[b], i,
-                      (unsigned long)q[order[i]]->length, rows[i].scan);
+                CHECK(same(rows[i], alone[order[i]], 128, 4),
+                      "bucket %u row %zu (length %lu, scan %u): other bits than alone", buckets[b],
+                      i, (unsigned long)q[order[i]]->length, rows[i].scan);
         }
     }
     for (auto e : graphs)

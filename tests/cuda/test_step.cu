@@ -4,7 +4,8 @@
 
 static int processors;
 
-static request make(struct scene &s, sequence *q, uint32_t scan, uint32_t budget, uint32_t sampled, float mass = 0) {
+static request make(struct scene &s, sequence *q, uint32_t scan, uint32_t budget, uint32_t sampled,
+                    float mass = 0) {
     request r = s.ask(q);
     r.scan = scan;
     r.budget_pages = budget;
@@ -14,16 +15,20 @@ static request make(struct scene &s, sequence *q, uint32_t scan, uint32_t budget
 }
 
 /* One geometry: all scan modes, with and without sample, exact rows, rows of several tokens, no tokens. */
-static void geometry(uint32_t d, uint32_t b, uint32_t rank, uint32_t group, uint32_t dtype, uint32_t pages = 200) {
+static void geometry(uint32_t d, uint32_t b, uint32_t rank, uint32_t group, uint32_t dtype,
+                     uint32_t pages = 200) {
     lk_geometry g = {2, 2, group, d, b, rank, dtype};
     struct scene s;
     char what[120];
     int before = failures;
 
-    snprintf(what, sizeof what, "d %u B %u r %u G %u %s", d, b, rank, group, dtype == LK_BF16 ? "bf16" : "fp16");
+    snprintf(what, sizeof what, "d %u B %u r %u G %u %s", d, b, rank, group,
+             dtype == LK_BF16 ? "bf16" : "fp16");
     s.open(g, 3 * pages + 40, processors);
-    sequence *quads = s.add(1, (uint64_t)pages * b - 3, 2), *singles = s.add(0, (uint64_t)pages * b, 0), *small = s.add(1, b + 1, 2);
-    sequence *none = s.add(0, 0, 2), *large = s.add(0, (uint64_t)(pages / 2) * b + 1, 2, FILL_LARGE);
+    sequence *quads = s.add(1, (uint64_t)pages * b - 3, 2),
+             *singles = s.add(0, (uint64_t)pages * b, 0), *small = s.add(1, b + 1, 2);
+    sequence *none = s.add(0, 0, 2),
+             *large = s.add(0, (uint64_t)(pages / 2) * b + 1, 2, FILL_LARGE);
     none->table.push_back(0);
     none->d_table.put(none->table.data(), 1);
     s.ready();
@@ -59,8 +64,10 @@ static void edges(void) {
     std::vector<request> rows;
 
     s.open(g, 24000, processors);
-    sequence *equal = s.add(0, 16 * 300, 2, FILL_EQUAL), *many = s.add(0, 16 * 16384 + 5, 2, FILL_EQUAL);
-    sequence *edge = s.add(0, 16 * 128, 2), *over = s.add(0, 16 * 17, 2), *one = s.add(0, 1, 2), *exact = s.add(0, 16 * 16, 2);
+    sequence *equal = s.add(0, 16 * 300, 2, FILL_EQUAL),
+             *many = s.add(0, 16 * 16384 + 5, 2, FILL_EQUAL);
+    sequence *edge = s.add(0, 16 * 128, 2), *over = s.add(0, 16 * 17, 2), *one = s.add(0, 1, 2),
+             *exact = s.add(0, 16 * 16, 2);
     s.ready();
     rows.push_back(make(s, equal, LK_FULL, 20, 8));
     rows.push_back(make(s, equal, LK_NESTED, 5, 0));
@@ -115,8 +122,10 @@ static void append(void) {
         for (uint32_t t = 0; t < r.append; t++)
             for (uint32_t h = 0; h < g.kv_heads; h++) {
                 uint64_t at = r.seq->length - r.append + t;
-                memcpy(s.p.at(r.seq->layer, r.seq->pages[at / 16], h, false, at % 16), &r.k[((size_t)t * 3 + h) * 64], 128);
-                memcpy(s.p.at(r.seq->layer, r.seq->pages[at / 16], h, true, at % 16), &r.v[((size_t)t * 3 + h) * 64], 128);
+                memcpy(s.p.at(r.seq->layer, r.seq->pages[at / 16], h, false, at % 16),
+                       &r.k[((size_t)t * 3 + h) * 64], 128);
+                memcpy(s.p.at(r.seq->layer, r.seq->pages[at / 16], h, true, at % 16),
+                       &r.v[((size_t)t * 3 + h) * 64], 128);
             }
     CHECK(s.p.d_kv.get() == s.p.kv, "append wrote something else");
     for (request &r : rows)
