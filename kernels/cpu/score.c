@@ -29,6 +29,8 @@ static lk_score_fn *path(void) {
     switch (lk_cpu_path()) {
     case LK_CPU_AVX512:
         return lk_score_avx512;
+    case LK_CPU_AVX2:
+        return lk_score_avx2;
     default:
         break;
     }
