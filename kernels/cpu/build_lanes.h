@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * build_lanes.h - summarises pages and superpages (DESIGN section 1, "Build"). One path a compilation.
+ * build_lanes.h - summarises pages and superpages (DESIGN section 1, "Build"). One path a
+ * compilation.
  *
  * Steps, X [n][d] the keys:
  *   load       as floats, times the power of two that brings max|K| into [1, 2); what is not finite
@@ -12,9 +13,9 @@
  *   rotate     mean and W_i only: the rotation is orthogonal and leaves X X^T as it is
  *   encode     see record.h
  *
- * Products are float32, sums over the d channels too; the eigenproblem and all scales are float64, so
- * that the power of two comes out again without over- or underflow.
- * Stack: 90 KiB a page, 1.4 MiB a superpage at the most. Pure, any thread.
+ * Products are float32, sums over the d channels too; the eigenproblem and all scales are float64,
+ * so that the power of two comes out again without over- or underflow. Stack: 90 KiB a page, 1.4
+ * MiB a superpage at the most. Pure, any thread.
  */
 #ifndef LK_CPU_BUILD_LANES_H
 #define LK_CPU_BUILD_LANES_H

@@ -6,19 +6,20 @@
  * reflections are applied to those vectors alone. The pairs are found in one of two ways:
  *
  *   isolate      All wanted pairs at once, one a lane. Sturm counts at many points bracket each eigenvalue
- *                to float precision; then a twisted factorisation gives its vector and, by the Rayleigh
- *                quotient, a far better eigenvalue, three times. What came out is checked: residual,
- *                bracket, neighbours orthogonal.
- *   diagonalise  Implicit QL steps with Wilkinson's shift: whatever the gaps, vectors come out orthogonal.
- *                A chain of scalar rotations, four times as slow. Taken where isolate's checks fail:
- *                repeated eigenvalues.
+ *                to float precision; then a twisted factorisation gives its vector and, by the
+ *                Rayleigh quotient, a far better eigenvalue, three times. What came out is checked:
+ *                residual, bracket, neighbours orthogonal.
+ *   diagonalise  Implicit QL steps with Wilkinson's shift: whatever the gaps, vectors come out
+ *   orthogonal.
+ *                A chain of scalar rotations, four times as slow. Taken where isolate's checks
+ *                fail: repeated eigenvalues.
  *
  * Invariants
  *   - n is a multiple of 8, at most EIGEN_MAX. The matrix is positive semidefinite and finite.
  *   - Vectors of eigenvalues below EIGEN_DEAD times the norm may be zero: no caller takes them for
  *     directions, and rounding makes many alike.
- *   - Terminates: every loop has a bound; an eigenvalue that has not settled after EIGEN_STEPS QL steps is
- *     taken as it is.
+ *   - Terminates: every loop has a bound; an eigenvalue that has not settled after EIGEN_STEPS QL
+ *     steps is taken as it is.
  * Pure, any thread; compiled for the path of the including file.
  */
 #ifndef LK_CPU_EIGEN_H

@@ -2,9 +2,9 @@
 /*
  * hadamard.h - the rotation that spreads outlier channels before anything is quantised.
  *
- * x <- x.H, with H the normalised Hadamard matrix of size d, block diagonal of the largest power-of-two
- * blocks that divide d (96 = 3 x 32). H is symmetric and its own inverse, so that keys and queries
- * rotated alike keep their products.
+ * x <- x.H, with H the normalised Hadamard matrix of size d, block diagonal of the largest
+ * power-of-two blocks that divide d (96 = 3 x 32). H is symmetric and its own inverse, so that keys
+ * and queries rotated alike keep their products.
  *
  * Idea: log2(block) rounds of butterflies; the rounds within a vector are lane swaps with a sign.
  * Invariant: d is a multiple of 16, so no block is smaller than a vector.

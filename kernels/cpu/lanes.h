@@ -3,9 +3,9 @@
  * lanes.h - the vectors of whatever the including file is compiled for: 4, 8 or 16 floats.
  *
  * Idea: arithmetic is written once with the compiler's vector types and compiled once a path; only
- * what the types cannot say (fused multiply-add, the widening of fp16) asks for the instruction set.
- * Loads and stores need no alignment. Head dimensions are multiples of LANES.
- * Everything is static: code compiled for one path never serves another.
+ * what the types cannot say (fused multiply-add, the widening of fp16) asks for the instruction
+ * set. Loads and stores need no alignment. Head dimensions are multiples of LANES. Everything is
+ * static: code compiled for one path never serves another.
  */
 #ifndef LK_CPU_LANES_H
 #define LK_CPU_LANES_H

@@ -2,14 +2,15 @@
 /*
  * query.h - a group's queries as the scoring loops want them.
  *
- * A query is rotated and quantised to 24 bits against its own largest element: three digits, each int8,
+ * A query is rotated and quantised to 24 bits against its own largest element: three digits, each
+ * int8,
  *
  *     element = factor * (code + low / 256),   code = 256 * high + middle
  *
- * Directions are multiplied by the code alone, 16 bits. The centroid takes the low digit too: keys with a
- * large constant in a channel would otherwise cost some thousandths of a nat, the same for all pages
- * but not for the newest, which is scored exactly. Integer products are exact in 32 bits on every
- * path: 255 * 32639 * 256 < 2^31 is the largest sum there is.
+ * Directions are multiplied by the code alone, 16 bits. The centroid takes the low digit too: keys
+ * with a large constant in a channel would otherwise cost some thousandths of a nat, the same for
+ * all pages but not for the newest, which is scored exactly. Integer products are exact in 32 bits
+ * on every path: 255 * 32639 * 256 < 2^31 is the largest sum there is.
  *
  * Each head has its digits in three orders, padded with zeros to whole 64-byte lines:
  *   words  int16 [2][d]       code and low, natural order

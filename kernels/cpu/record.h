@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * record.h - the inside of a summary record, shared by those who write it (build) and read it (score).
+ * record.h - the inside of a summary record, shared by those who write it (build) and read it
+ * (score).
  *
  * A record holds `directions` directions of d channels over `tokens` tokens, in this order:
  *
@@ -11,8 +12,8 @@
  *                                                direction: product of basis and coefficient scale
  *
  * A basis code is 4 bits, value + 8, 1..15. For each eight channels and direction there are four
- * bytes: byte j holds channel j low and channel j + 4 high. A 512-bit load is thus two directions x 32
- * dwords' worth of channels, and the same query operand serves every pair.
+ * bytes: byte j holds channel j low and channel j + 4 high. A 512-bit load is thus two directions x
+ * 32 dwords' worth of channels, and the same query operand serves every pair.
  *
  * A dead direction has codes 8, coefficients 0 and scale 0. Every byte of a record is written.
  * Invariant: offsets are even, so that scales are aligned.

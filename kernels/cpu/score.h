@@ -3,8 +3,8 @@
  * score.h - the variants of scoring, one a path; score.c chooses and feeds them.
  *
  * The problem: 786 bytes a page are read, and 18 x 64 products a head made of them, at the speed of
- * memory. Idea: a variant scores a batch of pages named by pointers to their records; where the pages
- * come from (a range, a list, superpages) and where results go is the feeder's concern.
+ * memory. Idea: a variant scores a batch of pages named by pointers to their records; where the
+ * pages come from (a range, a list, superpages) and where results go is the feeder's concern.
  *
  * For a query of codes q (query.h) and a page:
  *
@@ -15,8 +15,8 @@
  *
  * mu, p_i and x_t are kept finite by clipping at LK_SCORE_MOST, unless the query is not a number.
  *
- * Invariant: a page's score depends on its record and the query alone, bit by bit, wherever in a batch
- * it stands. Between paths scores differ by at most 2e-5 + 2e-6 * (|mu| + max |x_t|).
+ * Invariant: a page's score depends on its record and the query alone, bit by bit, wherever in a
+ * batch it stands. Between paths scores differ by at most 2e-5 + 2e-6 * (|mu| + max |x_t|).
  */
 #ifndef LK_CPU_SCORE_H
 #define LK_CPU_SCORE_H
@@ -42,9 +42,9 @@ struct lk_score_batch {
 };
 
 /*
- * pages: 1..LK_SCORE_BATCH; next: the batch that follows, to be asked for meanwhile, a page at a time:
- * all at once they would fill the queue to memory and hold up the work.
- * ret [group rounded up to LK_QUERY_BLOCK][LK_SCORE_BATCH].
+ * pages: 1..LK_SCORE_BATCH; next: the batch that follows, to be asked for meanwhile, a page at a
+ * time: all at once they would fill the queue to memory and hold up the work. ret [group rounded up
+ * to LK_QUERY_BLOCK][LK_SCORE_BATCH].
  */
 typedef void lk_score_fn(const struct lk_score_shape *shape, const struct lk_query *query,
                          const struct lk_score_batch *batch, const struct lk_score_batch *next,

@@ -5,8 +5,8 @@
  * As score_avx512.c, page by page, for four heads at a time:
  *
  *   project   A pair's codes stay in registers while the heads pass. vpmaddubsw adds two products of bytes
- *             in 16 bits; eight of its results still fit (8 * 2 * 15 * 128 < 2^15), then vpmaddwd widens
- *             and weighs the digits.
+ *             in 16 bits; eight of its results still fit (8 * 2 * 15 * 128 < 2^15), then vpmaddwd
+ *             widens and weighs the digits.
  *   centre    centroid codes as 16-bit integers by 16-bit query codes.
  *   weigh     exponents in base 2 without a maximum; a sum that left the safe range is redone with it.
  *   finish    eight logarithms at once.

@@ -2,11 +2,12 @@
 /*
  * score_avx512.c - scoring with 512-bit vectors and VNNI's products of bytes.
  *
- * A batch passes four stages, each a short loop over its pages; what passes between them stays in L1.
+ * A batch passes four stages, each a short loop over its pages; what passes between them stays in
+ * L1.
  *
  *   project   Four pairs of directions at a time, of one page or of several. A pair's dwords hold four
- *             channels of one direction, so one vpdpbusd makes 64 products for two directions, and a
- *             load of query digits serves all four pairs. Lanes 2k + n hold direction n.
+ *             channels of one direction, so one vpdpbusd makes 64 products for two directions, and
+ *             a load of query digits serves all four pairs. Lanes 2k + n hold direction n.
  *   centre    q . centroid for four pages at a time.
  *   weigh     Coefficients to floats, once for four heads; exp without a maximum: coefficients have
  *             mean zero, so exponents straddle 0 and a plain sum is safe unless they are huge.
@@ -82,7 +83,8 @@ INLINE __m512 fold_quarters(const __m512 *x) {
 /* ---- functions: coefficients are minimax fits ---- */
 
 /* 2^x to 3e-6 of it, for x clipped to what a float's exponent holds. Adding `shift` leaves the nearest
- * integer in the low bits; it is added to the exponent as an integer. Neither needs the multipliers. */
+ * integer in the low bits; it is added to the exponent as an integer. Neither needs the
+ * multipliers. */
 INLINE __m512 exp2_of(__m512 x) {
     const __m512 shift = _mm512_set1_ps(0x1.8p23f);
     x = _mm512_range_ps(x, _mm512_set1_ps(126), 2); /* the lesser magnitude, x's sign */
@@ -153,8 +155,8 @@ INLINE __m512 scales_of(const int32_t *two) {
 }
 
 /*
- * Products of `slots` slots' pairs with each head's code, summed down to quarters: of four slots, or
- * of two, two quarters each. The codes stay in registers while the heads pass.
+ * Products of `slots` slots' pairs with each head's code, summed down to quarters: of four slots,
+ * or of two, two quarters each. The codes stay in registers while the heads pass.
  */
 INLINE void project_codes(const int chunks, const int heads, const int slots,
                           const uint8_t *const *pair, __mmask16 last, const struct heads *q,

@@ -3,20 +3,21 @@
  * attend.cu - exact attention over picked pages, or over all of them; split over blocks, merged.
  *
  * Geometry: a task is (row, KV head, up to 64 queries, slice of the row's tokens); blocks of eight
- * warps take tasks in turn. Tokens come in tiles of 16. Where a KV head has eight queries or fewer, each
- * warp takes every eighth tile of the slice; where it has more, warps that hold different queries read
- * the same tile together, once from memory and then from L1.
+ * warps take tasks in turn. Tokens come in tiles of 16. Where a KV head has eight queries or fewer,
+ * each warp takes every eighth tile of the slice; where it has more, warps that hold different
+ * queries read the same tile together, once from memory and then from L1.
  *
- * A tile, on tensor cores, straight from memory to fragments (no shared memory): keys are A (16 tokens x
- * 16 channels, channels permuted alike in keys and queries), queries B: logits [16 tokens][8 queries];
- * softmax over the tokens of a column; weights, transposed 8 x 8, are B and values, tokens paired by
- * byte permutes, A of out [channels][8 queries]. Weights are carried in two 16-bit parts.
+ * A tile, on tensor cores, straight from memory to fragments (no shared memory): keys are A (16
+ * tokens x 16 channels, channels permuted alike in keys and queries), queries B: logits [16
+ * tokens][8 queries]; softmax over the tokens of a column; weights, transposed 8 x 8, are B and
+ * values, tokens paired by byte permutes, A of out [channels][8 queries]. Weights are carried in
+ * two 16-bit parts.
  *
  * Merging: a block's warps through shared memory, a row's slices by the last block to finish one of
  * them; both in a fixed order. The number of slices depends on the row alone.
  *
- * Edge cases: tokens beyond the length (or a query's own position) get weight 0 by selection, and their
- * values are replaced by 0; no token: out 0, LSE -inf.
+ * Edge cases: tokens beyond the length (or a query's own position) get weight 0 by selection, and
+ * their values are replaced by 0; no token: out 0, LSE -inf.
  */
 #include "device.cuh"
 

@@ -2,20 +2,21 @@
 /*
  * build.cu - summaries of complete pages and superpages (DESIGN section 1, "Build").
  *
- * Idea: the Gram matrix of the differences does not change under rotation, so keys stay as they are and
- * only the mean and the directions found are rotated. A page's keys become differences from its first
- * key, as floats in shared memory, then from their mean.
+ * Idea: the Gram matrix of the differences does not change under rotation, so keys stay as they are
+ * and only the mean and the directions found are rotated. A page's keys become differences from its
+ * first key, as floats in shared memory, then from their mean.
  *
- * Geometry: a page is the work of n lanes of a warp, n its tokens (two pages a warp at 16 tokens; at 64
- * a lane has two columns). A lane holds columns of the Gram matrix in registers. One-sided Jacobi
- * rotations make the columns of A V orthogonal: in round m lane l meets lane l ^ m, so that every pair
- * meets once a sweep with no data moved but by shuffles. Columns end as eigenvalue x eigenvector.
+ * Geometry: a page is the work of n lanes of a warp, n its tokens (two pages a warp at 16 tokens;
+ * at 64 a lane has two columns). A lane holds columns of the Gram matrix in registers. One-sided
+ * Jacobi rotations make the columns of A V orthogonal: in round m lane l meets lane l ^ m, so that
+ * every pair meets once a sweep with no data moved but by shuffles. Columns end as eigenvalue x
+ * eigenvector.
  *
- * Superpages of up to 64 tokens are built the same way; larger ones by orthogonal iteration on eight
- * vectors, a block each, keys kept as 16 bits in shared memory.
+ * Superpages of up to 64 tokens are built the same way; larger ones by orthogonal iteration on
+ * eight vectors, a block each, keys kept as 16 bits in shared memory.
  *
- * Keys are scaled by a power of two where their differences are far from 1. Every byte of a record is
- * written. Nothing here is on a step's critical path.
+ * Keys are scaled by a power of two where their differences are far from 1. Every byte of a record
+ * is written. Nothing here is on a step's critical path.
  */
 #include "device.cuh"
 

@@ -5,9 +5,10 @@
  * Idea: a captured graph bakes in a pool (geometry and base addresses), the address of one
  * descriptor block and a rows bucket; everything a step decides (rows, lengths, tables, queries,
  * budgets) is read from that block in device memory when the graph is replayed. The host fills the
- * block with lk_cuda_fill(), a pure function, and copies it to the device. Grids are fixed; a kernel
- * finds its tasks in the block. How a row is cut into tasks depends on that row and the geometry
- * alone, and every sum has a fixed order, so a row's bits do not depend on batch, bucket or run.
+ * block with lk_cuda_fill(), a pure function, and copies it to the device. Grids are fixed; a
+ * kernel finds its tasks in the block. How a row is cut into tasks depends on that row and the
+ * geometry alone, and every sum has a fixed order, so a row's bits do not depend on batch, bucket
+ * or run.
  *
  * A step is: scan (append, exact score of the newest page, summaries of all others) -> for nested
  * and tree: prune, rescan -> select (shares, kept pages, sample) -> attend (split, merged by the
@@ -19,8 +20,8 @@
  *   - All pointers are to device memory (or host memory the device can read), aligned to 16 bytes.
  *   - Tokens beyond a row's length never reach a result, whatever their bytes hold.
  *   - `sync` words are 0 before the first launch; every launch leaves them 0.
- *   - A batch's rows share one pool. Rows of more than one token, and rows marked exact, are attended
- *     over all their pages; other rows append at most one token.
+ *   - A batch's rows share one pool. Rows of more than one token, and rows marked exact, are
+ *     attended over all their pages; other rows append at most one token.
  *   - Logits beyond +-8 million (base 2) are clamped in estimates: no model's are.
  *
  * Any thread, one at a time per stream. Does not own memory, graphs or completion.

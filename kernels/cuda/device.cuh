@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * device.cuh - what the kernels share: instructions by name, element types, addresses, finding a task's row.
+ * device.cuh - what the kernels share: instructions by name, element types, addresses, finding a
+ * task's row.
  *
  * Everything is for one warp unless its name says block. No kernel, no state.
  */

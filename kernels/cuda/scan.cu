@@ -2,16 +2,18 @@
 /*
  * scan.cu - scores: every page, or superpage, from its summary; the newest page from its keys.
  *
- * Formula: s = log2 sum over tokens of 2^(sm_scale log2e (q.mu + sum_i c_ti q.v_i)), for each query head.
+ * Formula: s = log2 sum over tokens of 2^(sm_scale log2e (q.mu + sum_i c_ti q.v_i)), for each query
+ * head.
  *
  * Geometry: one block a multiprocessor, warps independent of each other. A warp takes a task (row,
- * KV head, eight queries, chunk), eight pages at a time; their records travel to the warp's own ring
- * in shared memory while it computes the eight before. The ring runs on from task to task.
+ * KV head, eight queries, chunk), eight pages at a time; their records travel to the warp's own
+ * ring in shared memory while it computes the eight before. The ring runs on from task to task.
  *
  * A tile of eight pages, on tensor cores, with 16 directions of 16 / R pages as the rows of A:
  *   1. basis (u8 from 4 bits, biased by 8) x queries (s8, hi and lo in columns 2g, 2g + 1) -> i32
  *   2. projections, scaled, as fp16 hi and lo side by side; transposed 8 x 8 they are B of step 3
- *   3. coefficients (fp16 from u8) x projections -> f32 logits less the centroid's; column sums of 2^x
+ *   3. coefficients (fp16 from u8) x projections -> f32 logits less the centroid's; column sums of
+ *   2^x
  * hi + lo carry 22 bits of a projection; a query has 16 bits. Sums start at 0, since the mean of a
  * page's differences is 0 and so some logit is not below the centroid's; where one lies more than
  * 2^100 above, the tile is done again with a maximum for each page.
@@ -595,8 +597,8 @@ __device__ __forceinline__ bool score_fixed(uint32_t tokens, const uint8_t *tile
 }
 
 /* Start the copies of the tile's records; ids: lane i < 8 has the i-th record's index in its plane.
- * Four pages of a quad lie together and travel together. On sm_90 the copy engine takes them, so that
- * the warp goes on at once; `bar` counts their bytes. */
+ * Four pages of a quad lie together and travel together. On sm_90 the copy engine takes them, so
+ * that the warp goes on at once; `bar` counts their bytes. */
 __device__ __forceinline__ void fetch_tile(const struct scan_args &a, const struct cursor &c,
                                            const struct records &rec, uint32_t ids, uint8_t *to,
                                            uint64_t *bar) {

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * select.cu - from scores to shares, from shares to kept pages and the sample (DESIGN section 1); and, as
- * `prune`, the pages or superpages that a second pass scores again.
+ * select.cu - from scores to shares, from shares to kept pages and the sample (DESIGN section 1);
+ * and, as `prune`, the pages or superpages that a second pass scores again.
  *
- * Geometry: 16 blocks a (row, KV head). Each turns segments of the row's pages into shares and keeps a
- * segment's best k as candidates, in page order; the last block to arrive takes the best k of those
- * and draws the sample. Segments are cut by the row's own length.
+ * Geometry: 16 blocks a (row, KV head). Each turns segments of the row's pages into shares and
+ * keeps a segment's best k as candidates, in page order; the last block to arrive takes the best k
+ * of those and draws the sample. Segments are cut by the row's own length.
  *
- * Keys: a share is a float in [0, 2), so its bits order it: key = bits + 1, 0 for a page that does not
- * compete, KEY_FORCED for sink, newest and recent pages. The cut among n keys is found by a histogram
- * of the upper 11 bits; the few that share the cut's bin are ranked; many that do (equal scores) are
- * told apart by two more histograms. Equal keys: pages are emitted in page order, so the lower wins.
+ * Keys: a share is a float in [0, 2), so its bits order it: key = bits + 1, 0 for a page that does
+ * not compete, KEY_FORCED for sink, newest and recent pages. The cut among n keys is found by a
+ * histogram of the upper 11 bits; the few that share the cut's bin are ranked; many that do (equal
+ * scores) are told apart by two more histograms. Equal keys: pages are emitted in page order, so
+ * the lower wins.
  *
- * Sample: sums of floor(2^32 share) + 1 over 32 pages, made with the shares, less the kept pages' own;
- * their running sums find a stratum's 32 pages, a walk its page. Integers throughout.
+ * Sample: sums of floor(2^32 share) + 1 over 32 pages, made with the shares, less the kept pages'
+ * own; their running sums find a stratum's 32 pages, a walk its page. Integers throughout.
  */
 #include "device.cuh"
 

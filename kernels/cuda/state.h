@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * state.h - what stages leave in a row's workspace for later ones; shared by plan.c and the kernels.
+ * state.h - what stages leave in a row's workspace for later ones; shared by plan.c and the
+ * kernels.
  *
  *   scores     f32 [kv_head][page][group stride]  log2 of a page's estimated mass, by query head. The
  *              lowest bit of head 0's says that the page competes for being kept (scored last, at

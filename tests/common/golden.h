@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * golden.h - a case of tests/golden (tests/tools/golden.py writes them), a pool that holds its keys, and
- * records read back by the words of record.h alone.
+ * golden.h - a case of tests/golden (tests/tools/golden.py writes them), a pool that holds its
+ * keys, and records read back by the words of record.h alone.
  *
  * A pool has one layer and one KV head; its memory beyond the keys is poisoned. Single thread.
  */

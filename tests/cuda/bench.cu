@@ -2,10 +2,10 @@
 /*
  * bench.cu - what the kernels reach on this device, beside its measured read ceiling.
  *
- * Method: steps are captured in a graph, `chain` of them in a row over several sets of pool layers so that
- * nothing stays in the cache from step to step, replayed, and timed by events; medians. A stage alone is
- * a graph of that stage only, over the state its predecessors left. Bytes are logical: records of every
- * page scored, keys and values of every page attended.
+ * Method: steps are captured in a graph, `chain` of them in a row over several sets of pool layers
+ * so that nothing stays in the cache from step to step, replayed, and timed by events; medians. A
+ * stage alone is a graph of that stage only, over the state its predecessors left. Bytes are
+ * logical: records of every page scored, keys and values of every page attended.
  *
  *     bench [--json FILE] [--only score|step|build|dense|tokens]
  *

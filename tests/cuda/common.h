@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * common.h - a small pool on the device with its mirror on the host, and the float64 reference that the
- * tests of the CUDA kernels compare with.
+ * common.h - a small pool on the device with its mirror on the host, and the float64 reference that
+ * the tests of the CUDA kernels compare with.
  *
- * Everything the device reads is first filled with 0xff bytes, which are NaN in both 16-bit formats: a
- * token, page or summary that must not be read shows in the result.
+ * Everything the device reads is first filled with 0xff bytes, which are NaN in both 16-bit
+ * formats: a token, page or summary that must not be read shows in the result.
  *
  * Exit codes: 0 passed, 1 failed, 77 no device.
  */

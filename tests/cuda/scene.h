@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * scene.h - sequences on the test pool, steps run on the device, and the check of a step stage by stage.
+ * scene.h - sequences on the test pool, steps run on the device, and the check of a step stage by
+ * stage.
  *
  * A stage is checked given what the stage before it left on the device, so that a difference in the
  * last bit of a score never hides an error of selection: scores against the decoded records, shares

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * test_build.c - summaries against the float64 reference's (tests/golden), on every path the machine has.
+ * test_build.c - summaries against the float64 reference's (tests/golden), on every path the
+ * machine has.
  *
- * A code may differ by one, where a value lies between two, and few do; a direction's sign may differ where
- * two coefficients are equally large. Where eigenvalues repeat the directions are anybody's: there the
- * residual is checked, which is not.
+ * A code may differ by one, where a value lies between two, and few do; a direction's sign may
+ * differ where two coefficients are equally large. Where eigenvalues repeat the directions are
+ * anybody's: there the residual is checked, which is not.
  */
 #include <check.h>
 #include <math.h>

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * test_score.c - scores against their definition in double precision and against the reference's, on every
- * path the machine has.
+ * test_score.c - scores against their definition in double precision and against the reference's,
+ * on every path the machine has.
  *
- * The chain: the reference's scores equal the definition on the reference's codes; a path's scores equal
- * the definition on the records it read, within what 16 bits of a query allow; paths equal each other
- * more closely, and a path equals itself bit by bit wherever a page is scored.
+ * The chain: the reference's scores equal the definition on the reference's codes; a path's scores
+ * equal the definition on the records it read, within what 16 bits of a query allow; paths equal
+ * each other more closely, and a path equals itself bit by bit wherever a page is scored.
  */
 #include <check.h>
 #include <math.h>
