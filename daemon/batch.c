@@ -48,5 +48,5 @@ void lk_work_reset(struct lk_work *work, uint64_t serial) {
                                     .owner = work};
     work->serial = serial;
     work->item_count = work->shared_count = 0;
-    work->tokens = work->slots_used = work->workspace_used = 0;
+    work->tokens = work->products = work->slots_used = work->workspace_used = 0;
 }

@@ -26,6 +26,7 @@ struct lk_item {
     struct lk_write *write;       /* of the batch, or NULL */
     uint32_t copy, copies;        /* lease's copies in the batch */
     uint32_t set;                 /* table set of a row, LK_TABLE_SETS: none */
+    bool part;                    /* of a row, and more of it follows in later batches */
 };
 
 struct lk_batch_copy { /* of a sequence's quad, on write */
@@ -46,7 +47,7 @@ struct lk_work {
     struct lk_item *items;
     struct lk_batch_copy *shared;
     uint32_t item_count, shared_count;
-    uint64_t tokens, slots_used, workspace_used;
+    uint64_t tokens, products, slots_used, workspace_used;
 };
 
 /* -> 0, -ENOMEM. */

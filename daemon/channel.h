@@ -54,9 +54,10 @@ struct lk_submission {
     bool waits;    /* rows remain to be placed: it is the head of its channel's queue */
     int32_t large; /* index of the large descriptor; -1: inside */
     uint32_t next_row;
-    uint32_t placed;   /* rows in batches, not yet fenced */
-    uint32_t done;     /* rows fenced */
-    uint64_t promised; /* quads */
+    uint32_t next_token; /* of that row: those before it are placed */
+    uint32_t placed;     /* rows in batches, not yet fenced */
+    uint32_t done;       /* rows fenced */
+    uint64_t promised;   /* quads */
     struct lk_pool *pool;
     struct lk_refusal refusal;
     uint64_t serial, batch_serial; /* its own number; the last batch it was timed with */

@@ -28,10 +28,11 @@ static void add_times(struct lk_submission *s, const struct lk_work *work) {
     r->batch_bucket = work->batch.bucket;
 }
 
-static void add_row(struct lk_intake *intake, struct lk_submission *s, const struct lk_row *row) {
+static void add_row(struct lk_intake *intake, struct lk_submission *s, const struct lk_item *item) {
+    const struct lk_row *row = item->row;
     const struct lk_geometry *g = &row->pool->geometry;
     struct lk_step_result *r = &s->result;
-    intake->rows++;
+    intake->rows += !item->part;
     if (row->tokens == 0)
         return;
     uint64_t dense = row->length * g->kv_heads * 2 * g->head_dim * row->pool->layout.element_bytes;
@@ -43,7 +44,7 @@ static void add_row(struct lk_intake *intake, struct lk_submission *s, const str
     intake->select_bytes += row->select_bytes;
     intake->attend_bytes += row->attend_bytes;
     intake->dense_bytes += dense;
-    intake->rows_exact += row->exact;
+    intake->rows_exact += row->exact && !item->part;
     intake->rows_sparse += !row->exact;
 }
 
@@ -58,15 +59,15 @@ static void fence_lease(const struct lk_work *work, const struct lk_item *item) 
 
 static void fence_item(struct lk_intake *intake, const struct lk_work *work, struct lk_item *item) {
     struct lk_submission *s = item->submission;
-    if (item->sequence && item->row->append)
+    if (item->sequence && item->row->append && !item->part)
         item->sequence->lengths[item->row->layer] = item->row->length;
     if (item->lease)
         fence_lease(work, item);
     if (item->row)
-        add_row(intake, s, item->row);
+        add_row(intake, s, item);
     add_times(s, work);
     s->placed--;
-    s->done += item->row || item->write;
+    s->done += (item->row || item->write) && !item->part;
     if (s->placed == 0 && !s->waits)
         lk_channel_finish(item->channel, s, 0, intake->now_ns);
     item->submission = NULL;

@@ -31,10 +31,14 @@
  * empty batch takes any row. */
 #define LK_BATCH_COPIES 16384
 #define LK_BATCH_TOKENS 16384 /* of rows of several tokens: bounds how long others wait */
-#define LK_BATCH_SLOTS  LK_ROW_TOKENS_MAX
-#define LK_BATCH_BUILDS (LK_ROW_TOKENS_MAX + LK_BATCH_COPIES) /* every token seals a page */
-#define LK_BATCH_WRITES LK_BATCH_ROWS_MAX
-#define LK_BATCH_ITEMS  (2 * LK_BATCH_ROWS_MAX + 64) /* rows, writes and lists that wait for it */
+/* Products of a query and a key's channel in rows of several tokens: some 20 ms on two cores, for
+ * which a decode step beside them may have to wait. Longer rows go in parts, one a batch. */
+#define LK_BATCH_PRODUCTS  (UINT64_C(1) << 28)
+#define LK_PART_TOKENS_MIN 16 /* a page's keys are read for so many queries at least */
+#define LK_BATCH_SLOTS     LK_ROW_TOKENS_MAX
+#define LK_BATCH_BUILDS    (LK_ROW_TOKENS_MAX + LK_BATCH_COPIES) /* every token seals a page */
+#define LK_BATCH_WRITES    LK_BATCH_ROWS_MAX
+#define LK_BATCH_ITEMS     (2 * LK_BATCH_ROWS_MAX + 64) /* rows, writes and lists that wait for it */
 
 /* Leases of a pool, all clients' together. */
 #define LK_LEASES_MAX 256

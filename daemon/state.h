@@ -141,6 +141,11 @@ void lk_fill_row(const struct lk_submission *submission, uint32_t index, const s
 /* Could that row ever run? */
 enum lk_reason lk_row_too_large(const struct lk_intake *intake, const struct lk_row *row,
                                 struct lk_refusal *ret);
+/* The part of a row that goes into one batch: from its token `from` on -> its tokens. A row of one
+ * token, or that only appends, is one part. */
+uint32_t lk_row_part(const struct lk_row *whole, uint32_t from, struct lk_row *ret);
+/* A part of `tokens` is placed as `item`: on to the next part, or row. */
+void lk_row_placed(struct lk_submission *submission, struct lk_item *item, uint32_t tokens);
 /* Room in the batch for a row; takes it -> the row's place, or NULL: not in this batch. */
 struct lk_row *lk_place_row(const struct lk_intake *intake, struct lk_work *work,
                             const struct lk_row *row);

@@ -5,7 +5,8 @@
  * A step is checked as a whole before any of it is placed: handles, positions (each row against the
  * layer's planned length, and against the rows of the same step before it), quotas. Then quads are
  * promised and it cannot fail. Rows are placed one after the other, in one batch if they fit: a
- * sequence's layer once a batch, so that a batch's stages need no order among rows.
+ * sequence's layer once a batch, so that a batch's stages need no order among rows. A row of many
+ * tokens goes in parts, one a batch: others' decode steps run in between.
  */
 #include "state.h"
 
@@ -94,18 +95,59 @@ enum lk_reason lk_row_too_large(const struct lk_intake *intake, const struct lk_
     return LK_REASON_NONE;
 }
 
+/* Products that a row of several tokens makes for each of its queries at `length` tokens. */
+static uint64_t query_products(const struct lk_row *row, uint64_t length) {
+    const struct lk_geometry *g = &row->pool->geometry;
+    return length * g->kv_heads * g->group * g->head_dim;
+}
+
+/* Where a part ends depends on the row alone, and so do the bits of its results. */
+static uint32_t part_tokens(const struct lk_row *whole, uint32_t from) {
+    uint64_t left = whole->tokens - from, length = whole->length - left + 1;
+    uint64_t tokens = LK_BATCH_PRODUCTS / query_products(whole, length);
+    if (tokens > length) /* its last query sees no more than twice what its first does */
+        tokens = length;
+    if (tokens < LK_PART_TOKENS_MIN)
+        tokens = LK_PART_TOKENS_MIN;
+    return (uint32_t)(tokens < left ? tokens : left);
+}
+
+uint32_t lk_row_part(const struct lk_row *whole, uint32_t from, struct lk_row *ret) {
+    const struct lk_geometry *g = &whole->pool->geometry;
+    uint64_t key = (uint64_t)g->kv_heads * g->head_dim * whole->pool->layout.element_bytes;
+    uint64_t heads = (uint64_t)g->kv_heads * g->group;
+    *ret = *whole;
+    if (whole->tokens <= 1)
+        return whole->tokens ? whole->tokens : whole->append;
+    uint32_t tokens = part_tokens(whole, from);
+    ret->length = whole->length - whole->tokens + from + tokens;
+    ret->tokens = tokens;
+    ret->q = (const uint8_t *)whole->q + from * key * g->group;
+    ret->out = whole->out + from * heads * g->head_dim;
+    ret->lse = whole->lse ? whole->lse + from * heads : NULL;
+    if (whole->append) {
+        ret->append = tokens;
+        ret->k = (const uint8_t *)whole->k + from * key;
+        ret->v = (const uint8_t *)whole->v + from * key;
+    }
+    return tokens;
+}
+
 struct lk_row *lk_place_row(const struct lk_intake *intake, struct lk_work *work,
                             const struct lk_row *row) {
     uint64_t bytes = lk_engine_row_workspace(intake->engine, row);
     uint64_t tokens = row->tokens > row->append ? row->tokens : row->append;
+    uint64_t products = row->tokens > 1 ? row->tokens * query_products(row, row->length) : 0;
     if (work->batch.row_count >= intake->config.batch_rows || lk_work_full(work) ||
         bytes > intake->workspace_bytes - work->workspace_used ||
-        (work->tokens && work->tokens + tokens > LK_BATCH_TOKENS))
+        (work->tokens && work->tokens + tokens > LK_BATCH_TOKENS) ||
+        (work->products && products && work->products + products > LK_BATCH_PRODUCTS))
         return NULL;
     struct lk_row *place = &work->rows[work->batch.row_count++];
     *place = *row;
     work->workspace_used += bytes;
     work->tokens += tokens;
+    work->products += products;
     return place;
 }
 
@@ -200,46 +242,56 @@ static bool copy_shared(struct lk_work *work, struct lk_submission *s, struct lk
 
 /* An append's last part: table, lengths, builds. */
 static void commit_append(struct lk_work *work, struct lk_submission *s,
-                          struct lk_sequence *sequence, const struct lk_row_desc *desc) {
-    uint64_t end = desc->position + desc->tokens;
+                          struct lk_sequence *sequence, const struct lk_row *row) {
+    uint64_t end = row->length;
     use_promise(s, lk_sequence_grow(sequence, end));
-    lk_sequence_append(sequence, desc->layer, end);
+    lk_sequence_append(sequence, row->layer, end);
     work->batch.build_after_count += lk_sequence_builds(
-        sequence, desc->layer, desc->position, end, work->after + work->batch.build_after_count);
+        sequence, row->layer, end - row->append, end, work->after + work->batch.build_after_count);
 }
 
-static bool place(struct lk_intake *intake, struct lk_work *work, struct lk_submission *s,
-                  uint32_t index) {
-    const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + index;
-    bool appends = s->op != LK_OP_ATTEND;
-    uint64_t end = desc->position + (appends ? desc->tokens : 0);
+/* Places the next part of the submission's next row. */
+static bool place(struct lk_intake *intake, struct lk_work *work, struct lk_submission *s) {
+    const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + s->next_row;
+    uint64_t end = desc->position + (s->op == LK_OP_ATTEND ? 0 : desc->tokens);
     struct lk_sequence *sequence;
     struct lk_refusal refusal;
-    struct lk_row row;
+    struct lk_row whole, row;
     enum lk_reason reason =
         lk_find_sequence(intake, s->channel, desc->handle, s->desc->step.pool, &sequence, &refusal);
     LK_ASSERT(reason == LK_REASON_NONE);
+    lk_fill_row(s, s->next_row, sequence->pool, end, &whole);
+    uint32_t tokens = lk_row_part(&whole, s->next_token, &row);
     struct lk_sequence_layer *layer = &sequence->layer[desc->layer];
-    uint64_t closes = desc->tokens / sequence->pool->view.geometry.page_tokens + 1;
+    uint64_t closes = row.append / sequence->pool->view.geometry.page_tokens + 1;
     if (layer->batch_serial == work->serial ||
         work->batch.build_after_count + closes > LK_BATCH_BUILDS)
         return false;
-    if (appends && !copy_shared(work, s, sequence, desc->position, end))
+    if (row.append && !copy_shared(work, s, sequence, row.length - row.append, row.length))
         return false;
-    lk_fill_row(s, index, sequence->pool, end, &row);
     row.table = sequence->table;
     row.table_shift = 2;
     struct lk_row *placed = lk_place_row(intake, work, &row);
     if (!placed)
         return false;
-    if (appends)
-        commit_append(work, s, sequence, desc);
+    if (row.append)
+        commit_append(work, s, sequence, placed);
     layer->batch_serial = work->serial;
     sequence->in_flight++;
     struct lk_item *item = lk_work_item(work, s);
     item->sequence = sequence;
     item->row = placed;
+    lk_row_placed(s, item, tokens);
     return true;
+}
+
+void lk_row_placed(struct lk_submission *s, struct lk_item *item, uint32_t tokens) {
+    s->next_token += tokens;
+    item->part = s->next_token < lk_step_rows(&s->desc->step)[s->next_row].tokens;
+    if (!item->part) {
+        s->next_row++;
+        s->next_token = 0;
+    }
 }
 
 enum lk_run lk_run_rows(struct lk_intake *intake, struct lk_submission *s) {
@@ -252,10 +304,10 @@ enum lk_run lk_run_rows(struct lk_intake *intake, struct lk_submission *s) {
     struct lk_work *work = lk_filling(intake);
     if (!work)
         return LK_RUN_WAIT;
-    for (; s->next_row < rows; s->next_row++) {
+    while (s->next_row < rows) {
         if (!lk_channel_has_turn(s->channel))
             return LK_RUN_TURN;
-        if (!place(intake, work, s, s->next_row))
+        if (!place(intake, work, s))
             return LK_RUN_WAIT;
     }
     lk_channel_release(s);

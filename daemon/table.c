@@ -71,18 +71,19 @@ static enum lk_reason attend_unfit(struct lk_intake *intake, const struct lk_sub
     return lk_row_too_large(intake, &row, ret);
 }
 
-static bool place_attend(struct lk_intake *intake, struct lk_work *work, struct lk_submission *s,
-                         uint32_t index) {
-    const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + index;
+/* Places the next part of the submission's next row. */
+static bool place_attend(struct lk_intake *intake, struct lk_work *work, struct lk_submission *s) {
+    const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + s->next_row;
     struct lk_refusal refusal;
     struct lk_lease *lease;
-    struct lk_row row;
+    struct lk_row whole, row;
     enum lk_reason reason =
         lk_find_lease(intake, s->channel, desc->handle, s->desc->step.pool, &lease, &refusal);
     LK_ASSERT(reason == LK_REASON_NONE);
     if (!lk_lease_may(lease, work->serial, LK_STAGE_ATTEND, desc->layer))
         return false;
-    fill_table_row(s, index, lease, &row);
+    fill_table_row(s, s->next_row, lease, &whole);
+    uint32_t tokens = lk_row_part(&whole, s->next_token, &row);
     struct lk_row *placed = lk_place_row(intake, work, &row);
     if (!placed)
         return false;
@@ -92,6 +93,7 @@ static bool place_attend(struct lk_intake *intake, struct lk_work *work, struct 
     item->lease = lease;
     item->row = placed;
     item->set = desc->table_set;
+    lk_row_placed(s, item, tokens);
     return true;
 }
 
@@ -109,10 +111,10 @@ enum lk_run lk_run_attend_table(struct lk_intake *intake, struct lk_submission *
     struct lk_work *work = lk_filling(intake);
     if (!work)
         return LK_RUN_WAIT;
-    for (; s->next_row < rows; s->next_row++) {
+    while (s->next_row < rows) {
         if (!lk_channel_has_turn(s->channel))
             return LK_RUN_TURN;
-        if (!place_attend(intake, work, s, s->next_row))
+        if (!place_attend(intake, work, s))
             return LK_RUN_WAIT;
     }
     return lk_started(intake, s);
