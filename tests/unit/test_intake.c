@@ -166,6 +166,42 @@ START_TEST(rows_of_a_layer_follow_each_other) {
 }
 END_TEST
 
+/* A row of many tokens goes in parts: exact at every token, told as one row, and a neighbour's
+ * steps run in between. */
+START_TEST(long_rows_let_others_through) {
+    const struct lk_geometry *g = &config.pool[0].geometry;
+    const uint32_t tokens = 4000;
+    uint64_t width = (uint64_t)g->kv_heads * g->group * g->head_dim, steps = 0;
+    struct inlet_client other;
+    struct lk_cqe cqe;
+    ck_assert_int_eq(inlet_connect(&inlet, &other, 1, 64, 0), 0);
+    uint64_t a = inlet_create(&client), b = inlet_create(&other);
+    inlet_append(&other, b, 0, 0, ids, 20);
+    inlet_step(&step);
+    struct lk_head_result *result = inlet_alloc(&client, 2 * sizeof(*result));
+    struct lk_row_desc *row = inlet_row(&step, a, 0, 0, tokens);
+    step.step.results = inlet_offset(&client, result);
+    inlet_give_kv(&client, row, ids);
+    const float *out = inlet_give_q(&client, row, 1);
+    const float *q = (const float *)(client.memory.arena + row->q);
+    ck_assert(inlet_submit(&client, LK_OP_DECODE, &step, inlet_step_bytes(&step), 9));
+    for (; !inlet_poll(&client, 0, &cqe); steps++) {
+        inlet_reset(&other);
+        inlet_step(&step);
+        inlet_give_q(&other, inlet_row(&step, b, 0, 20, 1), 5);
+        inlet_must(run_step(&other, LK_OP_ATTEND));
+    }
+    inlet_must(cqe);
+    ck_assert_uint_eq(cqe.rows, 1);
+    ck_assert_uint_eq(result[0].flags, LK_HEAD_EXACT);
+    ck_assert_uint_gt(steps, 2);
+    ck_assert_uint_eq(inlet_status(&inlet).rows, 2 + steps);
+    for (uint32_t i = 0; i < tokens; i += i < 300 ? 1 : 37)
+        ck_assert(inlet_error(g, q + i * width, out + i * width, ids, i + 1, 0) < 1e-4);
+    inlet_disconnect(&other);
+}
+END_TEST
+
 /* Pages that a row closes are summarised before the next row of the layer is scored, in whatever
  * batches they run. */
 START_TEST(rows_of_a_step_see_summaries) {
@@ -650,6 +686,7 @@ int main(void) {
     tcase_add_test(tcase, results_are_told);
     tcase_add_test(tcase, ragged_batches);
     tcase_add_test(tcase, rows_of_a_layer_follow_each_other);
+    tcase_add_test(tcase, long_rows_let_others_through);
     tcase_add_test(tcase, rows_of_a_step_see_summaries);
     tcase_add_test(tcase, positions_are_refused);
     tcase_add_test(tcase, one_bad_row_refuses_the_step);
