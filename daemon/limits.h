@@ -38,7 +38,7 @@
 #define LK_BATCH_SLOTS     LK_ROW_TOKENS_MAX
 #define LK_BATCH_BUILDS    (LK_ROW_TOKENS_MAX + LK_BATCH_COPIES) /* every token seals a page */
 #define LK_BATCH_WRITES    LK_BATCH_ROWS_MAX
-#define LK_BATCH_ITEMS     (2 * LK_BATCH_ROWS_MAX + 64) /* rows, writes and lists that wait for it */
+#define LK_BATCH_ITEMS     (2 * LK_BATCH_ROWS_MAX + 64) /* rows, writes, lists that wait for it */
 
 /* Leases of a pool, all clients' together. */
 #define LK_LEASES_MAX 256

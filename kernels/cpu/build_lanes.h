@@ -6,10 +6,11 @@
  * Steps, X [n][d] the keys:
  *   load       as floats, times the power of two that brings max|K| into [1, 2); what is not finite
  *              counts as 0, so that a poisoned key spoils its own token's estimate only
- *   centre     X - first key, then - mean: in the original space, where a constant of 600 in a channel
- *              cancels without a rounding
+ *   centre     X - first key, then - mean: in the original space, where a constant of 600 in a
+ *              channel cancels without a rounding
  *   eigen      the largest pairs of X X^T [n, n], or of X^T X [d, d] where that is smaller
- *   project    W_i = X^T u_i; s_i is its norm, which is far more exact than the root of the eigenvalue
+ *   project    W_i = X^T u_i; s_i is its norm, which is far more exact than the root of the
+ *              eigenvalue
  *   rotate     mean and W_i only: the rotation is orthogonal and leaves X X^T as it is
  *   encode     see record.h
  *
@@ -133,7 +134,8 @@ LK_INLINE void covariance(const float *x, uint32_t tokens, uint32_t head_dim, do
 
 /* ---- directions ---- */
 
-/* ret_i [columns] = sum over rows t of u_i[t] * x[t]. Up to TILE - 1 rows more are written, as zeros. */
+/* ret_i [columns] = sum over rows t of u_i[t] * x[t]. Up to TILE - 1 rows more are written, as
+ * zeros. */
 LK_INLINE void project(const float *x, uint32_t rows, uint32_t columns, uint32_t wanted,
                        const double *vectors, float (*ret)[LK_HEAD_DIM_MAX]) {
     _Static_assert(LK_RANK_MAX % TILE == 0, "rows past the rank have a place");
@@ -246,7 +248,8 @@ LK_INLINE void bury(const float *x, float largest, struct summary *s) {
             s->strength[i] = 0;
 }
 
-/* keys in s->... : x [tokens][head_dim] as loaded -> everything but head_dim, tokens and rank of s */
+/* keys in s->... : x [tokens][head_dim] as loaded -> everything but head_dim, tokens and rank of
+ * s */
 LK_INLINE void summarise(float *x, float largest, double *a, double *z, struct summary *s) {
     double vectors[EIGEN_MAX * EIGEN_WANTED];
     float prescale = prescale_of(largest);

@@ -5,10 +5,10 @@
  * Idea: Householder reflections make the matrix tridiagonal, its wanted pairs are found, and the
  * reflections are applied to those vectors alone. The pairs are found in one of two ways:
  *
- *   isolate      All wanted pairs at once, one a lane. Sturm counts at many points bracket each eigenvalue
- *                to float precision; then a twisted factorisation gives its vector and, by the
- *                Rayleigh quotient, a far better eigenvalue, three times. What came out is checked:
- *                residual, bracket, neighbours orthogonal.
+ *   isolate      All wanted pairs at once, one a lane. Sturm counts at many points bracket each
+ *                eigenvalue to float precision; then a twisted factorisation gives its vector and,
+ *                by the Rayleigh quotient, a far better eigenvalue, three times. What came out is
+ *                checked: residual, bracket, neighbours orthogonal.
  *   diagonalise  Implicit QL steps with Wilkinson's shift: whatever the gaps, vectors come out
  *   orthogonal.
  *                A chain of scalar rotations, four times as slow. Taken where isolate's checks
@@ -49,7 +49,8 @@ struct eigen_tridiagonal {
     double beta[EIGEN_MAX];                       /* of reflection k: I - beta v v^T */
 };
 
-/* Reflection k: v (in place over x, from k + 1 on) with (I - beta v v^T) x = alpha e. -> alpha. What is
+/* Reflection k: v (in place over x, from k + 1 on) with (I - beta v v^T) x = alpha e. -> alpha.
+ * What is
  * below `least`, squared, is rounding noise: reflecting noise would breed smaller noise, until it
  * underflows. */
 LK_INLINE double eigen_reflect(double *x, uint32_t k, uint32_t n, double least, double *ret_beta) {
@@ -327,7 +328,8 @@ LK_INLINE wide eigen_untwist(const struct eigen_twist *t, uint32_t n, wide *z) {
     return square;
 }
 
-/* Lane i of z [n] is a unit vector, or zero if it is not live; neighbours must not lean on each other. */
+/* Lane i of z [n] is a unit vector, or zero if it is not live; neighbours must not lean on each
+ * other. */
 LK_INLINE bool eigen_orthogonal(const double *vectors, uint32_t n, uint32_t wanted) {
     for (uint32_t i = 1; i < wanted; i++) {
         double product = 0;
@@ -339,7 +341,8 @@ LK_INLINE bool eigen_orthogonal(const double *vectors, uint32_t n, uint32_t want
     return true;
 }
 
-/* Vectors first..first + WIDE - 1 from their bracketed eigenvalues. -> whether all live ones are good */
+/* Vectors first..first + WIDE - 1 from their bracketed eigenvalues. -> whether all live ones are
+ * good */
 LK_INLINE bool eigen_refine(const struct eigen_tridiagonal *t, const struct eigen_scaled *scaled,
                             const float *guess, uint32_t first, uint32_t wanted, double *vectors) {
     struct eigen_twist twist;

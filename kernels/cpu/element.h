@@ -28,7 +28,8 @@ LK_INLINE lanes element_from_fp16(const uint8_t *from) {
     return (lanes)_mm256_cvtph_ps(h);
 #else
     ilanes h = element_widen(from), body = h & 0x7fff;
-    /* Shifted into a float's place, the exponent is 112 too small; a product mends denormals too. */
+    /* Shifted into a float's place, the exponent is 112 too small; a product mends denormals
+     * too. */
     ilanes number = (ilanes)((lanes)(body << 13) * 0x1p112f);
     ilanes special = body >= 0x7c00;
     number = (number & ~special) | (((body << 13) | 0x7f800000) & special);

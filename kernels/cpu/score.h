@@ -26,7 +26,8 @@
 
 #define LK_SCORE_BATCH 16    /* pages; logarithms fill a vector, records and query fit L1 */
 #define LK_SCORE_MOST  1e30f /* sums of LK_RANK_MAX * 127 of these are still finite */
-/* What a unit of mu must be worth for the query's low digits to be taken into account: below it they
+/* What a unit of mu must be worth for the query's low digits to be taken into account: below it
+ * they
  * move a score by 4e-4 where every code is at its most, typically by 1e-4. */
 #define LK_SCORE_LOW_UNIT 1e-6f
 

@@ -4,11 +4,12 @@
  *
  * As score_avx512.c, page by page, for four heads at a time:
  *
- *   project   A pair's codes stay in registers while the heads pass. vpmaddubsw adds two products of bytes
- *             in 16 bits; eight of its results still fit (8 * 2 * 15 * 128 < 2^15), then vpmaddwd
- *             widens and weighs the digits.
+ *   project   A pair's codes stay in registers while the heads pass. vpmaddubsw adds two products
+ *             of bytes in 16 bits; eight of its results still fit (8 * 2 * 15 * 128 < 2^15), then
+ *             vpmaddwd widens and weighs the digits.
  *   centre    centroid codes as 16-bit integers by 16-bit query codes.
- *   weigh     exponents in base 2 without a maximum; a sum that left the safe range is redone with it.
+ *   weigh     exponents in base 2 without a maximum; a sum that left the safe range is redone with
+ *             it.
  *   finish    eight logarithms at once.
  *
  * Any thread. Invariants: score.h.
@@ -265,7 +266,8 @@ INLINE __m128 weigh(const struct lk_score_shape *shape, const uint8_t *first, co
     return fold_sums(sum);
 }
 
-/* The mass again, for every head, relative to its largest term. -> sums; ret_peak: ln of what they are
+/* The mass again, for every head, relative to its largest term. -> sums; ret_peak: ln of what they
+ * are
  * relative to */
 static __attribute__((noinline)) __m128 weigh_again(const struct lk_score_shape *shape,
                                                     const uint8_t *first, const uint8_t *fine,

@@ -5,14 +5,14 @@
  * A batch passes four stages, each a short loop over its pages; what passes between them stays in
  * L1.
  *
- *   project   Four pairs of directions at a time, of one page or of several. A pair's dwords hold four
- *             channels of one direction, so one vpdpbusd makes 64 products for two directions, and
- *             a load of query digits serves all four pairs. Lanes 2k + n hold direction n.
+ *   project   Four pairs of directions at a time, of one page or of several. A pair's dwords hold
+ *             four channels of one direction, so one vpdpbusd makes 64 products for two directions,
+ *             and a load of query digits serves all four pairs. Lanes 2k + n hold direction n.
  *   centre    q . centroid for four pages at a time.
  *   weigh     Coefficients to floats, once for four heads; exp without a maximum: coefficients have
  *             mean zero, so exponents straddle 0 and a plain sum is safe unless they are huge.
- *   finish    Logarithms of 16 sums at once. A sum that left the safe range is redone with its maximum
- *             (redo); that depends on the page and head alone.
+ *   finish    Logarithms of 16 sums at once. A sum that left the safe range is redone with its
+ *             maximum (redo); that depends on the page and head alone.
  *
  * Sums over lanes are made by trees that fold several vectors into one. Exponents are in base 2.
  * Any thread. Invariants: score.h.
@@ -82,7 +82,8 @@ INLINE __m512 fold_quarters(const __m512 *x) {
 
 /* ---- functions: coefficients are minimax fits ---- */
 
-/* 2^x to 3e-6 of it, for x clipped to what a float's exponent holds. Adding `shift` leaves the nearest
+/* 2^x to 3e-6 of it, for x clipped to what a float's exponent holds. Adding `shift` leaves the
+ * nearest
  * integer in the low bits; it is added to the exponent as an integer. Neither needs the
  * multipliers. */
 INLINE __m512 exp2_of(__m512 x) {

@@ -268,7 +268,8 @@ __device__ __noinline__ void merge_slices(const struct attend_args &a, const str
     __syncthreads();
 }
 
-/* Merge the warps that held the same queries, a warp a query: to the output, or to the slice's partial. */
+/* Merge the warps that held the same queries, a warp a query: to the output, or to the slice's
+ * partial. */
 __device__ __noinline__ void merge_warps(const struct attend_args &a, const struct task t,
                                          struct merge_memory *s, uint32_t most, uint8_t *partial) {
     const uint32_t d = a.pool.geometry.head_dim, shared_by = t.r->query_warps,
@@ -317,7 +318,8 @@ __device__ __noinline__ void merge_warps(const struct attend_args &a, const stru
     __syncthreads();
 }
 
-/* Warps have left their state in shared memory: merge them, and the row's slices if this was the last. */
+/* Warps have left their state in shared memory: merge them, and the row's slices if this was the
+ * last. */
 __device__ __forceinline__ void finish_task(const struct attend_args &a, const struct task &t,
                                             struct merge_memory *s) {
     const uint32_t most = t.r->query_warps * QUERIES;

@@ -114,7 +114,8 @@ int lk_cuda_attend(const struct lk_cuda_step *step, void *stream);
 int lk_cuda_write(const struct lk_write *write, void *stream);
 int lk_cuda_copy(const struct lk_copy *copy, void *stream);
 
-/* Summarise pages[i] (or, superpages: quads[i]) of a layer, i < count, for all KV heads. The list is
+/* Summarise pages[i] (or, superpages: quads[i]) of a layer, i < count, for all KV heads. The list
+ * is
  * in device memory; `count` is a word in device memory, or NULL: all `most` of them. */
 struct lk_cuda_build {
     struct lk_pool_view pool;

@@ -24,12 +24,13 @@ __device__ __forceinline__ uint32_t group_stride(uint32_t group) {
     return group <= 4 ? 4 : (group + 7) / 8 * 8;
 }
 
-/* The warp's number, known to the compiler to be the same in all its lanes: loops over it do not diverge. */
+/* The warp's number, known to the compiler to be the same in all its lanes: loops over it do not
+ * diverge. */
 __device__ __forceinline__ uint32_t warp_index(void) {
     return __shfl_sync(LK_FULL_WARP, threadIdx.x / 32, 0);
 }
 
-/* ---- programmatic dependent launch: a kernel may start before the one it reads from has ended ---- */
+/* ---- programmatic dependent launch: a kernel may start before the one it reads from ends ---- */
 
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
@@ -93,7 +94,8 @@ __device__ __forceinline__ void mma_k16(float d[4], uint32_t a0, uint32_t a1, ui
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-/* 8 x 8 of 16 bits: lane 4 r + c gives row r, columns 2c, 2c + 1 and takes column r, rows 2c, 2c + 1. */
+/* 8 x 8 of 16 bits: lane 4 r + c gives row r, columns 2c, 2c + 1 and takes column r, rows 2c, 2c +
+ * 1. */
 __device__ __forceinline__ uint32_t transpose_8x8(uint32_t x) {
     uint32_t y;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));

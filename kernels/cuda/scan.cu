@@ -271,7 +271,8 @@ __device__ __forceinline__ float gather_pages(const float *sum) {
     return keep + __shfl_xor_sync(LK_FULL_WARP, send, 4);
 }
 
-/* score[j]: page lane / 4 of the tile, query 4 j + lane % 4. -> the largest logit less its centroid.
+/* score[j]: page lane / 4 of the tile, query 4 j + lane % 4. -> the largest logit less its
+ * centroid.
  * T: tokens of a record, 0: as rec says. */
 template <int D, int R, int NG, int T>
 __device__ __forceinline__ float score_tile(const struct records &rec, const uint8_t *coarse,

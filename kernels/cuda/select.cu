@@ -84,7 +84,8 @@ __device__ __noinline__ uint32_t block_prefix(struct shared *s, uint32_t x, uint
     return before + sum;
 }
 
-/* Highest bin with which the bins from the top hold at least k: s->bin, s->above. -> keys in all. */
+/* Highest bin with which the bins from the top hold at least k: s->bin, s->above. -> keys in
+ * all. */
 __device__ __noinline__ uint32_t find_bin(struct shared *s, uint32_t k) {
     constexpr int PER = BINS / THREADS;
     uint32_t own[PER], sum = 0, total, before;
@@ -477,7 +478,8 @@ __device__ void sum_entries(const struct plan &p, struct shared *s, uint32_t kep
     __syncthreads();
 }
 
-/* Sample p.sampled of the pages not kept: pages to s->keys, log2 weights to s->sample_bias -> how many. */
+/* Sample p.sampled of the pages not kept: pages to s->keys, log2 weights to s->sample_bias -> how
+ * many. */
 __device__ uint32_t draw(const struct plan &p, struct shared *s, uint32_t kept) {
     const uint32_t sums = (p.units + 31) / 32, per = (sums + ENTRIES - 1) / ENTRIES;
     const uint32_t entries = (sums + per - 1) / per;

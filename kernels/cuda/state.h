@@ -3,9 +3,9 @@
  * state.h - what stages leave in a row's workspace for later ones; shared by plan.c and the
  * kernels.
  *
- *   scores     f32 [kv_head][page][group stride]  log2 of a page's estimated mass, by query head. The
- *              lowest bit of head 0's says that the page competes for being kept (scored last, at
- *              the rank of the scan's last pass)
+ *   scores     f32 [kv_head][page][group stride]  log2 of a page's estimated mass, by query head.
+ *              The lowest bit of head 0's says that the page competes for being kept (scored last,
+ *              at the rank of the scan's last pass)
  *   parts      {max, sum} [kv_head][slot][group stride]  of 2^score: slot 0 the newest page, then
  *              chunks of the first pass, listed tiles and the other pages of the second
  *   shares     u32 [kv_head][page]     bits of the share; bit 31: kept

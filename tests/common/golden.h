@@ -35,7 +35,8 @@ extern const char *const golden_names[]; /* NULL at the end */
 struct golden *golden_open(const char *name); /* fails the test if it cannot */
 void golden_close(struct golden *golden);
 
-/* A pool of `pages` pages of a geometry, poisoned; golden_fill() puts keys [pages][B][d] into it. */
+/* A pool of `pages` pages of a geometry, poisoned; golden_fill() puts keys [pages][B][d] into
+ * it. */
 struct lk_pool_view golden_pool(const struct lk_geometry *geometry, uint32_t pages);
 void golden_pool_free(struct lk_pool_view *pool);
 void golden_fill(struct lk_pool_view *pool, const uint8_t *keys, uint32_t pages);
@@ -46,7 +47,8 @@ void golden_summary_free(struct golden_summary *summary);
 
 /* Queries [group][d] rotated, as doubles, by the plain matrix. */
 void golden_rotate(const struct lk_geometry *geometry, const uint8_t *q, double *ret);
-/* The score of page j by its definition, in double precision; ret_range: the largest |mu| + |x_t|. */
+/* The score of page j by its definition, in double precision; ret_range: the largest |mu| +
+ * |x_t|. */
 double golden_score(const struct golden_summary *summary, uint32_t head_dim, uint32_t j,
                     uint32_t rank, const double *q, double sm_scale, double *ret_range);
 

@@ -68,7 +68,8 @@ int main(void) {
         }
         CUDA(cudaGraphExecDestroy(exec));
     }
-    /* all rows alone; then 100 of them in a bucket of 112, in another order, and in other buckets */
+    /* all rows alone; then 100 of them in a bucket of 112, in another order, and in other
+     * buckets */
     std::vector<request> alone;
     for (size_t i = 0; i < q.size(); i++) {
         std::vector<request> one = {ask(i)};

@@ -14,7 +14,8 @@ static request make(struct scene &s, sequence *q, uint32_t scan, uint32_t budget
     return r;
 }
 
-/* One geometry: all scan modes, with and without sample, exact rows, rows of several tokens, no tokens. */
+/* One geometry: all scan modes, with and without sample, exact rows, rows of several tokens, no
+ * tokens. */
 static void geometry(uint32_t d, uint32_t b, uint32_t rank, uint32_t group, uint32_t dtype,
                      uint32_t pages = 200) {
     lk_geometry g = {2, 2, group, d, b, rank, dtype};

@@ -299,7 +299,8 @@ START_TEST(test_extremes) {
 }
 END_TEST
 
-/* A record is a function of its keys: not of where it lies, what was there or what lies beside it. */
+/* A record is a function of its keys: not of where it lies, what was there or what lies beside
+ * it. */
 START_TEST(test_determinism) {
     for (int p = 0; p < PATHS; p++) {
         if (!open_path(p))

@@ -190,7 +190,8 @@ static void clear(float *scores) {
         scores[i] = UNTOUCHED;
 }
 
-/* scores holds the wanted bits at `page` of each head, and nothing elsewhere but for `count` of them */
+/* scores holds the wanted bits at `page` of each head, and nothing elsewhere but for `count` of
+ * them */
 static void check_bits(const float *scores, const float *all, uint32_t group, const uint32_t *page,
                        uint32_t count) {
     uint32_t found = 0;
