@@ -20,7 +20,7 @@ struct feed {
     struct plane first, fine; /* fine: of the superpages' scan the same as first, and not read */
     const uint32_t *list;     /* or NULL: the range that begins at `begin` */
     uint64_t begin;
-    uint32_t pages; /* of an item: 1, or those of a superpage */
+    uint32_t quad; /* log2 of an item's pages: 0, or 2 of a superpage */
     lk_score_fn *score;
 };
 
@@ -42,7 +42,7 @@ static struct feed feed_of(const struct lk_row *row, uint32_t head, uint32_t ran
     const struct lk_pool_view *pool = row->pool;
     const struct lk_geometry *g = &pool->geometry;
     const struct lk_layout *layout = &pool->layout;
-    struct feed f = {.row = row, .pages = super ? LK_QUAD_PAGES : 1, .score = path()};
+    struct feed f = {.row = row, .quad = super ? 2 : 0, .score = path()};
 
     f.shape.first = super ? lk_record_super(g) : lk_record_coarse(g);
     f.shape.fine = lk_record_fine(g);
@@ -56,17 +56,23 @@ static struct feed feed_of(const struct lk_row *row, uint32_t head, uint32_t ran
     return f;
 }
 
-static uint64_t item_at(const struct feed *f, uint64_t i) {
-    return f->list ? f->list[i] : f->begin + i;
-}
-
 static void name_records(const struct feed *f, uint64_t from, uint32_t items,
                          struct lk_score_batch *batch) {
-    for (uint32_t i = 0; i < LK_SCORE_BATCH; i++) {
-        uint64_t j = item_at(f, from + (i < items ? i : items - 1));
-        uint64_t at = lk_row_page(f->row, j * f->pages) / f->pages;
-        batch->first[i] = f->first.base + at * f->first.stride;
-        batch->fine[i] = f->fine.base + at * f->fine.stride;
+    const struct plane first = f->first, fine = f->fine;
+    const uint32_t *list = f->list ? f->list + from : NULL;
+    const uint32_t quad = f->quad, shift = f->row->table_shift, *table = f->row->table;
+    const uint64_t begin = f->begin + from, mask = (UINT64_C(1) << shift) - 1;
+    uint32_t i;
+
+    for (i = 0; i < items; i++) { /* lk_row_page() of an item's first page */
+        uint64_t j = (list ? list[i] : begin + i) << quad;
+        uint64_t at = (((uint64_t)table[j >> shift] << shift) + (j & mask)) >> quad;
+        batch->first[i] = first.base + at * first.stride;
+        batch->fine[i] = fine.base + at * fine.stride;
+    }
+    for (; i < LK_SCORE_BATCH; i++) {
+        batch->first[i] = batch->first[items - 1];
+        batch->fine[i] = batch->fine[items - 1];
     }
 }
 
@@ -74,12 +80,14 @@ static void put(const struct feed *f, uint64_t from, uint32_t items, const float
                 float *scores, uint64_t stride) {
     for (uint32_t g = 0; g < f->shape.group; g++) {
         const float *row = result + g * LK_SCORE_BATCH;
-        if (!f->list) {
-            memcpy(scores + g * stride + f->begin + from, row, items * sizeof(*row));
-            continue;
-        }
-        for (uint32_t i = 0; i < items; i++)
-            scores[g * stride + f->list[from + i]] = row[i];
+        float *to = scores + g * stride;
+        if (f->list)
+            for (uint32_t i = 0; i < items; i++)
+                to[f->list[from + i]] = row[i];
+        else if (items == LK_SCORE_BATCH)
+            memcpy(to + f->begin + from, row, LK_SCORE_BATCH * sizeof(*row));
+        else
+            memcpy(to + f->begin + from, row, items * sizeof(*row));
     }
 }
 

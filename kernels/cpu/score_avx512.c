@@ -37,7 +37,7 @@ struct heads {
     const struct lk_query *query;
     uint32_t first;
     __m512i basis_bias[HEADS / 2]; /* what stored codes' bias adds; lanes as pair_factor */
-    __m512i centroid_bias[HEADS];  /* taken back in lane 0 */
+    __m512i centroid_bias;         /* lanes [page][head] */
     __m512 pair_factor[HEADS / 2]; /* lanes [4 slots][head][direction], to base 2 */
     __m512 page_factor;            /* lanes [head][4 pages] */
     const int8_t *pairs[HEADS][2]; /* high, middle */
@@ -74,7 +74,15 @@ INLINE __m512 fold_four(const __m512 *x) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
 }
 /* Within quarters: lane i is the sum of the quarter of vector i. */
-INLINE __m512 fold_quarters(const __m512 *x) {
+INLINE __m512i fold_quarters(const __m512i *x) {
+    __m512i a =
+        _mm512_add_epi32(_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[0], x[1]));
+    __m512i b =
+        _mm512_add_epi32(_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3]));
+    return fold64(a, b);
+}
+/* The same of floats. */
+INLINE __m512 fold_quarters_ps(const __m512 *x) {
     __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
     __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
     return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
@@ -123,26 +131,50 @@ INLINE __m512 clip(__m512 x) {
 
 /* ---- project ---- */
 
+INLINE uint32_t pairs_of(const struct lk_score_shape *shape) {
+    return 1 + shape->fine.directions / 2; /* 1, 2, 4 or 8 */
+}
+
 /* The pairs of a batch, page by page: where the codes lie, and the two scales. */
 struct slots {
     const uint8_t *pair[LK_SCORE_BATCH * PAIRS_MAX];
     int32_t scales[LK_SCORE_BATCH * PAIRS_MAX]; /* two bf16 */
 };
 
+INLINE void name_slots_of(const uint32_t pairs, const struct lk_score_shape *shape,
+                          const struct lk_score_batch *batch, uint32_t pages, struct slots *ret) {
+    const size_t step = shape->first.head_dim;
+    const size_t first_scales = lk_record_scales(&shape->first) + 2;
+    const size_t fine_scales = lk_record_scales(&shape->fine);
+    const uint8_t **to = ret->pair;
+    int32_t *scales = ret->scales;
+
+    for (uint32_t page = 0; page < pages; page++, to += pairs, scales += pairs) {
+        const uint8_t *first = batch->first[page], *fine = batch->fine[page];
+        to[0] = first + step;
+        memcpy(scales, first + first_scales, 4);
+        UNROLL
+        for (uint32_t i = 1; i < pairs; i++)
+            to[i] = fine + (i - 1) * step;
+        if (pairs > 1)
+            memcpy(scales + 1, fine + fine_scales, 4 * (pairs - 1));
+    }
+}
+
 INLINE void name_slots(const struct lk_score_shape *shape, const struct lk_score_batch *batch,
                        uint32_t pages, struct slots *ret) {
-    const uint32_t step = shape->first.head_dim, fine = shape->fine.directions / 2;
-    const uint32_t first_scales = lk_record_scales(&shape->first) + 2;
-    const uint32_t fine_scales = fine ? lk_record_scales(&shape->fine) : 0;
-    uint32_t i = 0;
-
-    for (uint32_t page = 0; page < pages; page++) {
-        ret->pair[i] = batch->first[page] + step;
-        memcpy(&ret->scales[i++], batch->first[page] + first_scales, 4);
-        for (uint32_t pair = 0; pair < fine; pair++) {
-            ret->pair[i] = batch->fine[page] + pair * step;
-            memcpy(&ret->scales[i++], batch->fine[page] + fine_scales + 4 * pair, 4);
-        }
+    switch (pairs_of(shape)) {
+    case 1:
+        name_slots_of(1, shape, batch, pages, ret);
+        break;
+    case 2:
+        name_slots_of(2, shape, batch, pages, ret);
+        break;
+    case 4:
+        name_slots_of(4, shape, batch, pages, ret);
+        break;
+    default:
+        name_slots_of(8, shape, batch, pages, ret);
     }
 }
 
@@ -155,11 +187,23 @@ INLINE __m512 scales_of(const int32_t *two) {
     return _mm512_castsi512_ps(_mm512_and_si512(all, _mm512_set1_epi32((int)0xffff0000)));
 }
 
+/* The dwords of the last chunk that there are. */
+INLINE __mmask16 last_of(const struct lk_score_shape *shape) {
+    uint32_t rest = shape->first.head_dim % 64;
+    return (__mmask16)(rest ? (1 << rest / 4) - 1 : 0xffff);
+}
+
+/* A mask that is known to be full costs nothing. */
+INLINE __m512i load_codes(const uint8_t *from, __mmask16 mask) {
+    return mask == 0xffff && __builtin_constant_p(mask) ? _mm512_loadu_si512(from)
+                                                        : _mm512_maskz_loadu_epi32(mask, from);
+}
+
 /*
  * Products of `slots` slots' pairs with each head's code, summed down to quarters: of four slots,
  * or of two, two quarters each. The codes stay in registers while the heads pass.
  */
-INLINE void project_codes(const int chunks, const int heads, const int slots,
+INLINE void project_codes(const int chunks, const bool whole, const int heads, const int slots,
                           const uint8_t *const *pair, __mmask16 last, const struct heads *q,
                           __m512i *ret) {
     __m512i code[SLOTS][4][2]; /* slot, chunk, low and high nibbles */
@@ -168,8 +212,8 @@ INLINE void project_codes(const int chunks, const int heads, const int slots,
     UNROLL
     for (int i = 0; i < slots * chunks; i++) {
         int s = i / chunks, c = i % chunks;
-        __mmask16 mask = c == chunks - 1 ? last : 0xffff;
-        __m512i x = _mm512_maskz_loadu_epi32(mask, pair[s] + 64 * c);
+        __mmask16 mask = whole || c < chunks - 1 ? 0xffff : last;
+        __m512i x = load_codes(pair[s] + 64 * c, mask);
         code[s][c][0] = _mm512_and_si512(x, nibble);
         code[s][c][1] = _mm512_and_si512(_mm512_srli_epi16(x, 4), nibble);
     }
@@ -200,15 +244,16 @@ INLINE void project_codes(const int chunks, const int heads, const int slots,
     }
 }
 
-INLINE void project_slots(const int chunks, const int heads, const uint8_t *const *pair,
-                          __m512 scale, __mmask16 last, const struct heads *q, float *ret) {
+INLINE void project_slots(const int chunks, const bool whole, const int heads,
+                          const uint8_t *const *pair, __m512 scale, __mmask16 last,
+                          const struct heads *q, float *ret) {
     __m512i all[HEADS], back[HEADS];
 
     if (chunks <= 2) {
-        project_codes(chunks, heads, SLOTS, pair, last, q, all);
+        project_codes(chunks, whole, heads, SLOTS, pair, last, q, all);
     } else { /* the codes of four slots would not fit */
-        project_codes(chunks, heads, 2, pair, last, q, all);
-        project_codes(chunks, heads, 2, pair + 2, last, q, back);
+        project_codes(chunks, whole, heads, 2, pair, last, q, all);
+        project_codes(chunks, whole, heads, 2, pair + 2, last, q, back);
         UNROLL
         for (int h = 0; h < heads; h++)
             all[h] = fold128(all[h], back[h]);
@@ -232,67 +277,69 @@ INLINE void prefetch(const struct lk_score_shape *shape, const struct lk_score_b
             _mm_prefetch(batch->fine[page] + i, _MM_HINT_T1);
 }
 
-INLINE void project(const int chunks, const int heads, const struct lk_score_shape *shape,
-                    const struct heads *q, const struct lk_score_batch *batch,
-                    const struct lk_score_batch *next, uint32_t pages, struct work *work) {
-    uint32_t pairs = (shape->first.directions + shape->fine.directions) / 2;
-    uint32_t rest = shape->first.head_dim % 64;
-    __mmask16 last = (__mmask16)(rest ? (1 << rest / 4) - 1 : 0xffff);
+INLINE void project(const int chunks, const bool whole, const int heads,
+                    const struct lk_score_shape *shape, const struct heads *q,
+                    const struct lk_score_batch *batch, const struct lk_score_batch *next,
+                    uint32_t pages, struct work *work) {
+    uint32_t pairs = pairs_of(shape);
+    __mmask16 last = last_of(shape);
     struct slots slots;
 
     name_slots(shape, batch, pages, &slots);
     for (uint32_t i = 0, page = 0; i < pages * pairs; i += SLOTS) {
         for (; page * pairs < i + SLOTS && page < pages; page++)
             prefetch(shape, next, page);
-        project_slots(chunks, heads, slots.pair + i, scales_of(slots.scales + i), last, q,
+        project_slots(chunks, whole, heads, slots.pair + i, scales_of(slots.scales + i), last, q,
                       &work->project[i / SLOTS][0][0][0][0]);
     }
 }
 
 /* ---- centre ---- */
 
-INLINE void centre_group(const int chunks, const int heads, const uint8_t *const *page,
-                         __mmask16 last, const struct heads *q, float *ret) {
-    __m512i code[GROUP][4];
-    __m512 sum[HEADS];
+INLINE void centre_group(const int chunks, const bool whole, const int heads,
+                         const uint8_t *const *page, __mmask16 last, const struct heads *q,
+                         float *ret) {
+    __m512i code[GROUP][4], sum[HEADS];
 
     UNROLL
     for (int i = 0; i < GROUP * chunks; i++) {
-        __mmask16 mask = i % chunks == chunks - 1 ? last : 0xffff;
-        code[i / chunks][i % chunks] =
-            _mm512_maskz_loadu_epi32(mask, page[i / chunks] + 64 * (i % chunks));
+        int c = i % chunks;
+        __mmask16 mask = whole || c < chunks - 1 ? 0xffff : last;
+        code[i / chunks][c] = load_codes(page[i / chunks] + 64 * c, mask);
     }
     UNROLL
     for (int h = 0; h < HEADS; h++) {
-        __m512 part[GROUP];
+        __m512i part[GROUP];
         if (h >= heads) {
-            sum[h] = _mm512_setzero_ps();
+            sum[h] = _mm512_setzero_si512();
             continue;
         }
         UNROLL
         for (int p = 0; p < GROUP; p++) {
-            __m512i high = _mm512_setzero_si512(), middle = q->centroid_bias[h];
+            part[p] = _mm512_setzero_si512();
             UNROLL
-            for (int c = 0; c < chunks; c++) {
-                high = _mm512_dpbusd_epi32(high, code[p][c],
-                                           _mm512_loadu_si512(q->plain[h][0] + 64 * c));
-                middle = _mm512_dpbusd_epi32(middle, code[p][c],
-                                             _mm512_loadu_si512(q->plain[h][1] + 64 * c));
+            for (int n = 0; n < 2; n++) {
+                UNROLL
+                for (int c = 0; c < chunks; c++)
+                    part[p] = _mm512_dpbusd_epi32(part[p], code[p][c],
+                                                  _mm512_loadu_si512(q->plain[h][n] + 64 * c));
+                if (n == 0)
+                    part[p] = _mm512_slli_epi32(part[p], 8);
             }
-            part[p] = _mm512_cvtepi32_ps(_mm512_add_epi32(middle, _mm512_slli_epi32(high, 8)));
         }
-        sum[h] = fold_four(part); /* quarters are pages */
+        sum[h] =
+            fold128(fold256(part[0], part[1]), fold256(part[2], part[3])); /* quarters: pages */
     }
-    _mm512_storeu_ps(ret, fold_quarters(sum));
+    __m512i all = _mm512_sub_epi32(fold_quarters(sum), q->centroid_bias);
+    _mm512_storeu_ps(ret, _mm512_cvtepi32_ps(all));
 }
 
-INLINE void centre(const int chunks, const int heads, const struct lk_score_shape *shape,
-                   const struct heads *q, const struct lk_score_batch *batch, uint32_t pages,
-                   struct work *work) {
-    uint32_t rest = shape->first.head_dim % 64;
-    __mmask16 last = (__mmask16)(rest ? (1 << rest / 4) - 1 : 0xffff);
+INLINE void centre(const int chunks, const bool whole, const int heads,
+                   const struct lk_score_shape *shape, const struct heads *q,
+                   const struct lk_score_batch *batch, uint32_t pages, struct work *work) {
+    __mmask16 last = last_of(shape);
     for (uint32_t page = 0; page < pages; page += GROUP)
-        centre_group(chunks, heads, batch->first + page, last, q,
+        centre_group(chunks, whole, heads, batch->first + page, last, q,
                      &work->centre[page / GROUP][0][0]);
 }
 
@@ -347,25 +394,52 @@ INLINE void exponents(const int heads, const bool eight, const uint32_t pairs,
                  projected(work, page * pairs + i), x);
 }
 
+INLINE void tally(const int heads, const bool eight, const __m512 *x, __m512 *sum) {
+    UNROLL
+    for (int h = 0; h < heads; h++)
+        sum[h] = _mm512_mask_add_ps(sum[h], eight ? 0xff : 0xffff, sum[h], exp2_of(x[h]));
+}
+
+INLINE void clear(__m512 *sum) {
+    UNROLL
+    for (int h = 0; h < HEADS; h++)
+        sum[h] = _mm512_setzero_ps();
+}
+
+/* The powers of one vector of tokens are taken while the exponents of the next are made: either alone
+ * is a chain too long for the processor to look past. */
 INLINE void weigh(const int heads, const bool eight, const uint32_t pairs,
                   const struct lk_score_shape *shape, const struct lk_score_batch *batch,
                   uint32_t pages, struct work *work) {
     const struct coeffs at = coeffs_at(shape);
-    for (uint32_t page = 0; page < pages; page++) {
-        __m512 sum[HEADS], x[HEADS];
-        UNROLL
-        for (int h = 0; h < HEADS; h++)
-            sum[h] = _mm512_setzero_ps();
-        for (uint32_t t = 0; t < at.tokens; t += 16) {
-            /* Keeps broadcasts of p where they are used: hoisted, they do not fit the registers. */
-            __asm__ volatile("" ::: "memory");
-            exponents(heads, eight, pairs, at, batch, work, page, t, x);
-            UNROLL
-            for (int h = 0; h < heads; h++)
-                sum[h] = _mm512_mask_add_ps(sum[h], eight ? 0xff : 0xffff, sum[h], exp2_of(x[h]));
+    __m512 sum[HEADS], x[HEADS], before[HEADS];
+    uint32_t done = 0, t = 0;
+
+    clear(sum);
+    exponents(heads, eight, pairs, at, batch, work, 0, 0, before);
+    for (;;) {
+        const uint32_t page = done;
+        t += 16;
+        if (t >= at.tokens) {
+            t = 0;
+            done++;
         }
-        work->sum[page] = fold_four(sum);
+        if (done == pages)
+            break;
+        /* Keeps broadcasts of p where they are used: hoisted, they do not fit the registers. */
+        __asm__ volatile("" ::: "memory");
+        exponents(heads, eight, pairs, at, batch, work, done, t, x);
+        tally(heads, eight, before, sum);
+        if (done != page) {
+            work->sum[page] = fold_four(sum);
+            clear(sum);
+        }
+        UNROLL
+        for (int h = 0; h < heads; h++)
+            before[h] = x[h];
     }
+    tally(heads, eight, before, sum);
+    work->sum[pages - 1] = fold_four(sum);
 }
 
 typedef void weigh_fn(const struct lk_score_shape *shape, const struct lk_score_batch *batch,
@@ -392,10 +466,6 @@ typedef void weigh_fn(const struct lk_score_shape *shape, const struct lk_score_
 WEIGHS(1)
 WEIGHS(2)
 WEIGHS(4)
-
-INLINE uint32_t pairs_of(const struct lk_score_shape *shape) {
-    return 1 + shape->fine.directions / 2; /* 1, 2, 4 or 8 */
-}
 
 INLINE weigh_fn *weigh_of(const int heads, const struct lk_score_shape *shape) {
     weigh_fn *const(*table)[4] = heads == 1 ? weighs_1 : heads == 2 ? weighs_2 : weighs_4;
@@ -513,7 +583,7 @@ INLINE void finish(const int heads, const struct lk_score_shape *shape, const st
             mu = _mm512_add_ps(mu,
                                low_products(shape, q->query, q->first, batch->first + page, fine));
         mu = clip(_mm512_mul_ps(mu, unit));
-        __m512 sum = fold_quarters(work->sum + page), mass = ln_of(sum);
+        __m512 sum = fold_quarters_ps(work->sum + page), mass = ln_of(sum);
         __mmask16 unsafe = _mm512_cmp_ps_mask(sum, _mm512_set1_ps(SAFE_LOW), _CMP_NGE_UQ) |
                            _mm512_cmp_ps_mask(sum, _mm512_set1_ps(SAFE_HIGH), _CMP_NLE_UQ);
         if (unsafe & wanted)
@@ -535,37 +605,45 @@ typedef void block_fn(const struct lk_score_shape *shape, const struct heads *q,
                       const struct lk_score_batch *batch, const struct lk_score_batch *next,
                       uint32_t pages, float *ret);
 
-#define BLOCK(CHUNKS, SIZE)                                                                        \
-    static void block_##CHUNKS##_##SIZE(const struct lk_score_shape *shape, const struct heads *q, \
-                                        const struct lk_score_batch *batch,                        \
-                                        const struct lk_score_batch *next, uint32_t pages,         \
-                                        float *ret) {                                              \
+#define BLOCK(CHUNKS, WHOLE, SIZE)                                                                 \
+    static void block_##CHUNKS##_##WHOLE##_##SIZE(                                                 \
+        const struct lk_score_shape *shape, const struct heads *q,                                 \
+        const struct lk_score_batch *batch, const struct lk_score_batch *next, uint32_t pages,     \
+        float *ret) {                                                                              \
         struct work work;                                                                          \
-        project(CHUNKS, SIZE, shape, q, batch, next, pages, &work);                                \
-        centre(CHUNKS, SIZE, shape, q, batch, pages, &work);                                       \
+        project(CHUNKS, WHOLE, SIZE, shape, q, batch, next, pages, &work);                         \
+        centre(CHUNKS, WHOLE, SIZE, shape, q, batch, pages, &work);                                \
         weigh_of(SIZE, shape)(shape, batch, pages, &work);                                         \
         finish(SIZE, shape, q, batch, pages, &work, ret);                                          \
     }
-BLOCK(1, 1)
-BLOCK(1, 2)
-BLOCK(1, 4)
-BLOCK(2, 1)
-BLOCK(2, 2)
-BLOCK(2, 4)
-BLOCK(3, 1)
-BLOCK(3, 2)
-BLOCK(3, 4)
-BLOCK(4, 1)
-BLOCK(4, 2)
-BLOCK(4, 4)
+#define BLOCKS(CHUNKS, WHOLE)                                                                      \
+    BLOCK(CHUNKS, WHOLE, 1)                                                                        \
+    BLOCK(CHUNKS, WHOLE, 2)                                                                        \
+    BLOCK(CHUNKS, WHOLE, 4)                                                                        \
+    static block_fn *const blocks_##CHUNKS##_##WHOLE[3] = {                                        \
+        block_##CHUNKS##_##WHOLE##_1, block_##CHUNKS##_##WHOLE##_2, block_##CHUNKS##_##WHOLE##_4};
+BLOCKS(1, 1)
+BLOCKS(2, 0)
+BLOCKS(2, 1)
+BLOCKS(3, 1)
+BLOCKS(4, 1)
 
-static block_fn *const blocks[4][3] = {
-    /* head_dim up to 64, 128, 192, 256; 1, 2, 4 heads */
-    {block_1_1, block_1_2, block_1_4},
-    {block_2_1, block_2_2, block_2_4},
-    {block_3_1, block_3_2, block_3_4},
-    {block_4_1, block_4_2, block_4_4},
-};
+/* For up to 4 heads. */
+static block_fn *block_of(uint32_t head_dim, uint32_t heads) {
+    uint32_t size = heads == 1 ? 0 : heads == 2 ? 1 : 2;
+    switch (head_dim) {
+    case 64:
+        return blocks_1_1[size];
+    case 128:
+        return blocks_2_1[size];
+    case 192:
+        return blocks_3_1[size];
+    case 256:
+        return blocks_4_1[size];
+    default: /* 80, 96, 112 */
+        return blocks_2_0[size];
+    }
+}
 
 static void name_heads(const struct lk_query *query, uint32_t first, struct heads *q) {
     const float *f = query->factor + first;
@@ -579,7 +657,6 @@ static void name_heads(const struct lk_query *query, uint32_t first, struct head
             q->plain[h][n] = lk_query_plain(query, g, n);
             q->pairs[h][n] = lk_query_pairs(query, g, n);
         }
-        q->centroid_bias[h] = _mm512_maskz_set1_epi32(1, -LK_CENTROID_BIAS * query->code_sum[g]);
     }
     for (uint32_t h = 0; h < HEADS; h += 2) {
         const int32_t *sum = query->code_sum + first + h;
@@ -590,6 +667,9 @@ static void name_heads(const struct lk_query *query, uint32_t first, struct head
             _mm512_mask_blend_epi32(second, _mm512_set1_epi32(LK_BASIS_BIAS * sum[0]),
                                     _mm512_set1_epi32(LK_BASIS_BIAS * sum[1]));
     }
+    __m128i sums = _mm_loadu_si128((const __m128i *)(query->code_sum + first));
+    q->centroid_bias =
+        _mm512_broadcast_i32x4(_mm_mullo_epi32(sums, _mm_set1_epi32(LK_CENTROID_BIAS)));
     q->page_factor = _mm512_set_ps(f[3], f[3], f[3], f[3], f[2], f[2], f[2], f[2], f[1], f[1], f[1],
                                    f[1], f[0], f[0], f[0], f[0]);
 }
@@ -599,10 +679,9 @@ void lk_score_avx512(const struct lk_score_shape *shape, const struct lk_query *
                      uint32_t pages, float *ret) {
     uint32_t padded = (pages + GROUP - 1) / GROUP * GROUP;
     for (uint32_t g = 0; g < shape->group; g += HEADS) {
-        uint32_t left = shape->group - g, size = left == 1 ? 0 : left == 2 ? 1 : 2;
         struct heads q;
         name_heads(query, g, &q);
-        blocks[query->padded / 64 - 1][size](shape, &q, batch, next, padded,
-                                             ret + g * LK_SCORE_BATCH);
+        block_of(shape->first.head_dim, shape->group - g)(shape, &q, batch, next, padded,
+                                                          ret + g * LK_SCORE_BATCH);
     }
 }
