@@ -13,11 +13,15 @@ O_TSAN  := build/thread
 comma   := ,
 
 CC      ?= gcc
+AR      := gcc-ar
 CFLAGS  ?= -O2 -g
 WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
 STD     := -std=gnu17 -D_GNU_SOURCE -fno-math-errno -ffp-contract=off -fvisibility=hidden -pthread
 # Sanitizers hide from the compiler what is initialised: it then warns of what is not so.
 SANF    := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all -Wno-maybe-uninitialized)
+# The path of a step crosses small files of client, ring and daemon: inlined into each other at link
+# time an empty step takes 0.18 us instead of 0.20. Fat objects, so that the archive links anywhere.
+LTO     := $(if $(SAN),,-flto=auto -ffat-lto-objects)
 PKGS    := inih jansson libsystemd
 INC     := -Ishm_protocol -Iclients
 ALL_C   := $(STD) $(WARN) $(INC) $(CFLAGS) $(SANF) -DLK_VERSION='"$(VERSION)"' -fPIC -MMD -MP
@@ -46,6 +50,8 @@ TOOLS  := $(O)/locksd $(O)/locks-replay $(O)/locksctl $(O)/locks-bench
 TESTS  := $(patsubst tests/%.c,$(O)/tests/%,$(wildcard tests/unit/test_*.c tests/model/test_*.c tests/fault/test_*.c))
 TEST_COMMON := $(call obj,tests/common)
 
+$(SHM) $(LIB) $(DAEMON) $(O)/daemon/main.o $(BENCH): ALL_C += $(LTO)
+
 .PHONY: all
 all: $(TOOLS) $(SO) $(O)/liblocks.a $(O)/hello  ## build everything
 
@@ -54,23 +60,23 @@ $(O)/%.o: %.c
 	$(CC) $(ALL_C) $(PKG_C) $(ISA) -c $< -o $@
 
 $(O)/locksd: $(O)/daemon/main.o $(DAEMON) $(GRAPH) $(KERNEL) $(SHM)
-	$(CC) $(SANF) -pthread $^ -o $@ $(PKG_L) $(LIBS)
+	$(CC) $(CFLAGS) $(LTO) $(SANF) -pthread $^ -o $@ $(PKG_L) $(LIBS)
 $(O)/liblocks.a: $(LIB) $(SHM)
-	rm -f $@ && ar rcs $@ $^
+	rm -f $@ && $(AR) rcs $@ $^
 $(SO): $(LIB) $(SHM) clients/lib/liblocks.map
-	$(CC) $(SANF) -shared -pthread -Wl,-soname,liblocks.so.$(ABI) -Wl,--version-script,clients/lib/liblocks.map $(LIB) $(SHM) -o $@
+	$(CC) $(CFLAGS) $(LTO) $(SANF) -shared -pthread -Wl,-soname,liblocks.so.$(ABI) -Wl,--version-script,clients/lib/liblocks.map $(LIB) $(SHM) -o $@
 	ln -sf $(@F) $(O)/liblocks.so
 $(O)/locks-replay: $(REPLAY) $(COMMON) $(O)/liblocks.a
-	$(CC) $(SANF) -pthread $^ -o $@ -ljansson $(LIBS)
+	$(CC) $(CFLAGS) $(LTO) $(SANF) -pthread $^ -o $@ -ljansson $(LIBS)
 $(O)/locksctl: $(CTL) $(COMMON) $(O)/liblocks.a
-	$(CC) $(SANF) -pthread $^ -o $@ -ljansson $(LIBS)
+	$(CC) $(CFLAGS) $(LTO) $(SANF) -pthread $^ -o $@ -ljansson $(LIBS)
 $(O)/locks-bench: $(BENCH) $(COMMON) $(GRAPH) $(KERNEL) $(O)/liblocks.a
-	$(CC) $(SANF) -pthread $^ -o $@ -ljansson $(LIBS)
+	$(CC) $(CFLAGS) $(LTO) $(SANF) -pthread $^ -o $@ -ljansson $(LIBS)
 $(O)/hello: $(O)/clients/examples/hello.o $(O)/liblocks.a
-	$(CC) $(SANF) -pthread $^ -o $@ $(LIBS)
+	$(CC) $(CFLAGS) $(LTO) $(SANF) -pthread $^ -o $@ $(LIBS)
 $(O)/tests/%: $(O)/tests/%.o $(TEST_COMMON) $(DAEMON) $(GRAPH) $(KERNEL) $(COMMON) $(LIB) $(SHM)
 	@mkdir -p $(@D)
-	$(CC) $(SANF) -pthread $^ -o $@ $(CHECK_L) $(PKG_L) $(LIBS)
+	$(CC) $(SANF) -fno-lto -pthread $^ -o $@ $(CHECK_L) $(PKG_L) $(LIBS)
 
 .PHONY: tests tests-thread
 tests: $(TESTS)  ## build the test programs
