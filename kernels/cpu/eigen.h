@@ -36,13 +36,13 @@
 #define EIGEN_SETTLED 1e-13 /* an off-diagonal so small beside the norm moves no stored code */
 #define EIGEN_DEAD    4e-7  /* beside the norm, which is at most twice the largest eigenvalue */
 
-#define EIGEN_CHAINS 32 / LANES /* vectors of Sturm points: their divisions overlap */
-#define EIGEN_WIDTH  0x1p-22    /* of a bracket beside the norm: what floats can tell */
-#define EIGEN_PASSES 3          /* each squares the error, divided by the gap */
-#define EIGEN_PIVOT  1e-30      /* takes the place of smaller ones */
-#define EIGEN_CLOSE  1e-9       /* residual beside the norm, at the end */
-#define EIGEN_STRAY  4e-6       /* an eigenvalue further from its bracket is another one */
-#define EIGEN_SKEW   1e-5       /* product of neighbouring vectors: what codes would show */
+#define EIGEN_CHAINS (32 / LANES) /* vectors of Sturm points: their divisions overlap */
+#define EIGEN_WIDTH  0x1p-22      /* of a bracket beside the norm: what floats can tell */
+#define EIGEN_PASSES 3            /* each squares the error, divided by the gap */
+#define EIGEN_PIVOT  1e-30        /* takes the place of smaller ones */
+#define EIGEN_CLOSE  1e-9         /* residual beside the norm, at the end */
+#define EIGEN_STRAY  4e-6         /* an eigenvalue further from its bracket is another one */
+#define EIGEN_SKEW   1e-5         /* product of neighbouring vectors: what codes would show */
 
 struct eigen_tridiagonal {
     double diagonal[EIGEN_MAX], below[EIGEN_MAX]; /* below[i] couples i and i + 1 */

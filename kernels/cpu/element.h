@@ -33,7 +33,7 @@ LK_INLINE lanes element_from_fp16(const uint8_t *from) {
     ilanes number = (ilanes)((lanes)(body << 13) * 0x1p112f);
     ilanes special = body >= 0x7c00;
     number = (number & ~special) | (((body << 13) | 0x7f800000) & special);
-    return (lanes)(number | (h & 0x8000) << 16);
+    return (lanes)(number | (h << 16 & INT32_MIN));
 #endif
 }
 

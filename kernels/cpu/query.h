@@ -16,8 +16,8 @@
  *   words  int16 [2][d]       code and low, natural order
  *   plain  int8 [3][d]        high, middle, low, natural order: for the centroid
  *   pairs  int8 [2][d/64][2][64]   high and middle; chunk of 64 channels, then those that lie
- *                             low and those that lie high in a pair's bytes (record.h); each four channels
- *                             twice, once a direction
+ *                             low and those that lie high in a pair's bytes
+ *                             (record.h); each four channels twice, once a direction
  *
  * Heads are padded to a multiple of LK_QUERY_BLOCK with zeros. A query that is not finite has zero
  * codes and a NaN factor: its scores are NaN and nobody else's.
