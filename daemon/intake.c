@@ -255,10 +255,11 @@ enum lk_reason lk_find_sequence(struct lk_intake *intake, const struct lk_channe
                                 struct lk_refusal *ret_refusal) {
     struct lk_sequence *s = sequence_at(intake, handle);
     const struct lk_lease *other = lease_at(intake, handle);
+    bool foreign = !s || (s->channel && s->channel != channel); /* its handle is not told */
     if (other && other->channel == channel && lk_lease_handle(other) == handle)
         return mismatch(LK_REASON_HANDLE_KIND, handle, 0, ret_refusal);
     if (!s || s->channel != channel || lk_sequence_handle(s) != handle)
-        return stale(handle, s ? lk_sequence_handle(s) : 0, ret_refusal);
+        return stale(handle, foreign ? 0 : lk_sequence_handle(s), ret_refusal);
     if (pool != UINT32_MAX && s->pool->index != pool)
         return mismatch(LK_REASON_HANDLE_POOL, s->pool->index, pool, ret_refusal);
     *ret = s;
@@ -270,10 +271,11 @@ enum lk_reason lk_find_lease(struct lk_intake *intake, const struct lk_channel *
                              struct lk_refusal *ret_refusal) {
     struct lk_lease *l = lease_at(intake, handle);
     const struct lk_sequence *other = sequence_at(intake, handle);
+    bool foreign = !l || (l->channel && l->channel != channel);
     if (other && other->channel == channel && lk_sequence_handle(other) == handle)
         return mismatch(LK_REASON_HANDLE_KIND, handle, 0, ret_refusal);
     if (!l || l->channel != channel || lk_lease_handle(l) != handle)
-        return stale(handle, l ? lk_lease_handle(l) : 0, ret_refusal);
+        return stale(handle, foreign ? 0 : lk_lease_handle(l), ret_refusal);
     if (pool != UINT32_MAX && l->pool->index != pool)
         return mismatch(LK_REASON_HANDLE_POOL, l->pool->index, pool, ret_refusal);
     *ret = l;

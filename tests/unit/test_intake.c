@@ -274,7 +274,7 @@ START_TEST(handles_are_refused) {
     uint64_t a = inlet_create(&client), lease = inlet_lease(&client, 4);
     struct inlet_client other;
     ck_assert_int_eq(inlet_connect(&inlet, &other, 1, 64, 0), 0);
-    inlet_refused(append(&other, a, 0, 0, 1), LK_REASON_HANDLE_STALE, a, a, 0);
+    inlet_refused(append(&other, a, 0, 0, 1), LK_REASON_HANDLE_STALE, a, 0, 0);
     inlet_refused(append(&client, lease, 0, 0, 1), LK_REASON_HANDLE_KIND, lease, 0, 0);
     inlet_refused(inlet_object(&client, LK_OP_LEASE_CLOSE, a, 0), LK_REASON_HANDLE_KIND, a, 0,
                   WHOLE);
