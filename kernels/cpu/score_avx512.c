@@ -29,6 +29,8 @@
 #define HEADS     LK_QUERY_BLOCK
 #define GROUP     4 /* pages finished together: HEADS x GROUP lanes */
 #define PAIRS_MAX (LK_RANK_MAX / 2)
+#define EXPONENT  0x1p23f /* a float's exponent, as an integer */
+#define LN_2      0.69314718f
 #define SAFE_LOW  0x1p-100f /* of a sum of powers of two: nothing that matters was lost below */
 #define SAFE_HIGH 0x1p120f
 
@@ -38,7 +40,7 @@ struct heads {
     uint32_t first;
     __m512i basis_bias[HEADS / 2]; /* what stored codes' bias adds; lanes as pair_factor */
     __m512i centroid_bias;         /* lanes [page][head] */
-    __m512 pair_factor[HEADS / 2]; /* lanes [4 slots][head][direction], to base 2 */
+    __m512 pair_factor[HEADS / 2]; /* lanes [4 slots][head][direction], to a float's exponent */
     __m512 page_factor;            /* lanes [head][4 pages] */
     const int8_t *pairs[HEADS][2]; /* high, middle */
     const int8_t *plain[HEADS][2]; /* high, middle */
@@ -90,21 +92,19 @@ INLINE __m512 fold_quarters_ps(const __m512 *x) {
 
 /* ---- functions: coefficients are minimax fits ---- */
 
-/* 2^x to 3e-6 of it, for x clipped to what a float's exponent holds. Adding `shift` leaves the
- * nearest
- * integer in the low bits; it is added to the exponent as an integer. Neither needs the
- * multipliers. */
+/* 2^(x / 2^23), which is a float's own scale: its exponent is the integer part, the mantissa m needs
+ * 2^(m - 1) in its place, to 8e-5 of it. Results beyond a float's range are negative. */
 INLINE __m512 exp2_of(__m512 x) {
-    const __m512 shift = _mm512_set1_ps(0x1.8p23f);
-    x = _mm512_range_ps(x, _mm512_set1_ps(126), 2); /* the lesser magnitude, x's sign */
-    __m512 n = _mm512_add_ps(x, shift);
-    __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(n, shift)), y = _mm512_set1_ps(0.00958285f);
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.05590642f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.24024099f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.69312419f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1));
-    return _mm512_castsi512_ps(
-        _mm512_add_epi32(_mm512_castps_si512(y), _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
+    __m512i i = _mm512_cvtps_epi32(x);
+    __m512i power = _mm512_and_si512(i, _mm512_set1_epi32((int)0xff800000));
+    __m512 m = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(/* (i & mantissa) | 1.0f */
+                                                             i, _mm512_set1_epi32(0x007fffff),
+                                                             _mm512_set1_epi32(0x3f800000), 0xea));
+    __m512 y = _mm512_set1_ps(0.078024521f);
+    y = _mm512_fmadd_ps(y, m, _mm512_set1_ps(-0.0080064107f));
+    y = _mm512_fmadd_ps(y, m, _mm512_set1_ps(0.47777280f));
+    y = _mm512_fmadd_ps(y, m, _mm512_set1_ps(0.45213431f));
+    return _mm512_castsi512_ps(_mm512_add_epi32(power, _mm512_castps_si512(y)));
 }
 
 /* ln x to 1e-7, of normal numbers: ln(1 + t) for t in [-1/4, 1/2), plus the exponent's share. */
@@ -120,13 +120,13 @@ INLINE __m512 ln_of(__m512 x) {
     UNROLL
     for (int i = 0; i < 7; i++)
         y = _mm512_fmadd_ps(y, t, _mm512_set1_ps(c[i]));
-    return _mm512_fmadd_ps(y, t, _mm512_mul_ps(e, _mm512_set1_ps(0.69314718f)));
+    return _mm512_fmadd_ps(y, t, _mm512_mul_ps(e, _mm512_set1_ps(LN_2)));
 }
 
-/* |x| at most LK_SCORE_MOST; a NaN stays one. */
-INLINE __m512 clip(__m512 x) {
-    x = _mm512_min_ps(_mm512_set1_ps(LK_SCORE_MOST), x);
-    return _mm512_max_ps(_mm512_set1_ps(-LK_SCORE_MOST), x);
+/* |x| at most `most`; a NaN stays one. */
+INLINE __m512 clip(__m512 x, float most) {
+    x = _mm512_min_ps(_mm512_set1_ps(most), x);
+    return _mm512_max_ps(_mm512_set1_ps(-most), x);
 }
 
 /* ---- project ---- */
@@ -262,7 +262,8 @@ INLINE void project_slots(const int chunks, const bool whole, const int heads,
     for (int h = 0; h < heads; h += 2) { /* lanes [slot][head][direction] */
         __m512i sum = fold64(all[h], h + 1 < heads ? all[h + 1] : _mm512_setzero_si512());
         __m512 p = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, q->basis_bias[h / 2]));
-        p = clip(_mm512_mul_ps(p, _mm512_mul_ps(scale, q->pair_factor[h / 2])));
+        p = clip(_mm512_mul_ps(p, _mm512_mul_ps(scale, q->pair_factor[h / 2])),
+                 LK_SCORE_MOST * EXPONENT);
         _mm512_storeu_ps(ret + h / 2 * 16, p);
     }
 }
@@ -394,10 +395,24 @@ INLINE void exponents(const int heads, const bool eight, const uint32_t pairs,
                  projected(work, page * pairs + i), x);
 }
 
-INLINE void tally(const int heads, const bool eight, const __m512 *x, __m512 *sum) {
+/* Adds the powers of x. -> `signs`, with the signs of those beyond a float */
+INLINE __m512i tally(const int heads, const bool eight, const __m512 *x, __m512 *sum,
+                     __m512i signs) {
     UNROLL
-    for (int h = 0; h < heads; h++)
-        sum[h] = _mm512_mask_add_ps(sum[h], eight ? 0xff : 0xffff, sum[h], exp2_of(x[h]));
+    for (int h = 0; h < heads; h++) {
+        __m512 power = exp2_of(x[h]);
+        if (eight)
+            power = _mm512_maskz_mov_ps(0xff, power);
+        sum[h] = _mm512_add_ps(sum[h], power);
+        signs = _mm512_or_si512(signs, _mm512_castps_si512(power));
+    }
+    return signs;
+}
+
+/* The page's sum; one that no float holds is negative. */
+INLINE __m512 total(const __m512 *sum, __m512i signs) {
+    return _mm512_mask_mov_ps(fold_four(sum), _mm512_movepi32_mask(signs) ? 0xffff : 0,
+                              _mm512_set1_ps(-1));
 }
 
 INLINE void clear(__m512 *sum) {
@@ -413,6 +428,7 @@ INLINE void weigh(const int heads, const bool eight, const uint32_t pairs,
                   uint32_t pages, struct work *work) {
     const struct coeffs at = coeffs_at(shape);
     __m512 sum[HEADS], x[HEADS], before[HEADS];
+    __m512i signs = _mm512_setzero_si512();
     uint32_t done = 0, t = 0;
 
     clear(sum);
@@ -429,17 +445,18 @@ INLINE void weigh(const int heads, const bool eight, const uint32_t pairs,
         /* Keeps broadcasts of p where they are used: hoisted, they do not fit the registers. */
         __asm__ volatile("" ::: "memory");
         exponents(heads, eight, pairs, at, batch, work, done, t, x);
-        tally(heads, eight, before, sum);
+        signs = tally(heads, eight, before, sum, signs);
         if (done != page) {
-            work->sum[page] = fold_four(sum);
+            work->sum[page] = total(sum, signs);
+            signs = _mm512_setzero_si512();
             clear(sum);
         }
         UNROLL
         for (int h = 0; h < heads; h++)
             before[h] = x[h];
     }
-    tally(heads, eight, before, sum);
-    work->sum[pages - 1] = fold_four(sum);
+    signs = tally(heads, eight, before, sum, signs);
+    work->sum[pages - 1] = total(sum, signs);
 }
 
 typedef void weigh_fn(const struct lk_score_shape *shape, const struct lk_score_batch *batch,
@@ -520,7 +537,7 @@ static __attribute__((noinline)) void redo(const struct lk_score_shape *shape,
     for (int h = 0; h < HEADS; h++) {
         float most = _mm512_reduce_max_ps(peak[h]);
         peak[h] = _mm512_set1_ps(most);
-        ret_peak[h] = most * 0.69314718f;
+        ret_peak[h] = most / EXPONENT * LN_2;
     }
     for (uint32_t t = 0; t < tokens; t += 16) {
         exponents(HEADS, eight, pairs, at, batch, work, page, t, x);
@@ -582,7 +599,7 @@ INLINE void finish(const int heads, const struct lk_score_shape *shape, const st
         if (fine)
             mu = _mm512_add_ps(mu,
                                low_products(shape, q->query, q->first, batch->first + page, fine));
-        mu = clip(_mm512_mul_ps(mu, unit));
+        mu = clip(_mm512_mul_ps(mu, unit), LK_SCORE_MOST);
         __m512 sum = fold_quarters_ps(work->sum + page), mass = ln_of(sum);
         __mmask16 unsafe = _mm512_cmp_ps_mask(sum, _mm512_set1_ps(SAFE_LOW), _CMP_NGE_UQ) |
                            _mm512_cmp_ps_mask(sum, _mm512_set1_ps(SAFE_HIGH), _CMP_NLE_UQ);
@@ -647,7 +664,7 @@ static block_fn *block_of(uint32_t head_dim, uint32_t heads) {
 
 static void name_heads(const struct lk_query *query, uint32_t first, struct heads *q) {
     const float *f = query->factor + first;
-    const float log2_e = 1.44269504f;
+    const float scale = 1.44269504f * EXPONENT; /* log2(e): exponents are in base 2 */
 
     q->query = query;
     q->first = first;
@@ -661,8 +678,8 @@ static void name_heads(const struct lk_query *query, uint32_t first, struct head
     for (uint32_t h = 0; h < HEADS; h += 2) {
         const int32_t *sum = query->code_sum + first + h;
         const __mmask16 second = 0xcccc;
-        q->pair_factor[h / 2] = _mm512_mask_blend_ps(second, _mm512_set1_ps(f[h] * log2_e),
-                                                     _mm512_set1_ps(f[h + 1] * log2_e));
+        q->pair_factor[h / 2] = _mm512_mask_blend_ps(second, _mm512_set1_ps(f[h] * scale),
+                                                     _mm512_set1_ps(f[h + 1] * scale));
         q->basis_bias[h / 2] =
             _mm512_mask_blend_epi32(second, _mm512_set1_epi32(LK_BASIS_BIAS * sum[0]),
                                     _mm512_set1_epi32(LK_BASIS_BIAS * sum[1]));
