@@ -169,8 +169,18 @@ static void become_daemon(const char *binary, char **argv, int log, const sigset
     _exit(EXIT_NO_BINARY);
 }
 
-static int spawn(const char *binary, char **argv, char *why, size_t why_bytes) {
-    sigset_t mask, before;
+/* No signal may find a folder and no handlers, or handlers and no pid. */
+static void block_signals(sigset_t *ret_before) {
+    sigset_t mask;
+    sigemptyset(&mask);
+    for (size_t i = 0; i < SIGNALS; i++)
+        sigaddset(&mask, signals[i]);
+    sigprocmask(SIG_BLOCK, &mask, ret_before);
+}
+
+/* Signals are blocked; `before` is the mask without that. */
+static int spawn(const char *binary, char **argv, const sigset_t *before, char *why,
+                 size_t why_bytes) {
     int log = open(running.log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (log < 0)
         return refuse(-errno, why, why_bytes, "%s cannot be made: %s", running.log,
@@ -178,20 +188,14 @@ static int spawn(const char *binary, char **argv, char *why, size_t why_bytes) {
     setenv("NOTIFY_SOCKET", running.notify, 1);
     unsetenv("LISTEN_FDS"); /* not ours to pass on */
     unsetenv("WATCHDOG_USEC");
-    /* No signal may find the handlers installed and the pid unknown. */
-    sigemptyset(&mask);
-    for (size_t i = 0; i < SIGNALS; i++)
-        sigaddset(&mask, signals[i]);
-    sigprocmask(SIG_BLOCK, &mask, &before);
     pid_t parent = getpid(), pid = fork();
     if (pid == 0)
-        become_daemon(binary, argv, log, &before, parent);
+        become_daemon(binary, argv, log, before, parent);
     int rc = pid < 0 ? -errno : 0;
     if (pid > 0) {
         running.pid = pid;
         install_handlers();
     }
-    sigprocmask(SIG_SETMASK, &before, NULL);
     close(log);
     unsetenv("NOTIFY_SOCKET");
     return rc ? refuse(rc, why, why_bytes, "no process for a private daemon: %s", strerror(-rc))
@@ -276,13 +280,17 @@ int lk_private_start(const char *const *sets, size_t count, unsigned timeout_s,
     char binary[PATH_BYTES];
     char *argv[2 * (LK_PRIVATE_SETS_MAX + sizeof(own) / sizeof(*own)) + 8];
     struct lk_private daemon = {.notify = -1};
+    sigset_t before;
     size_t at = 0;
     if (count > LK_PRIVATE_SETS_MAX)
         return refuse(-E2BIG, why, why_bytes, "%zu settings for a private daemon, at most %d",
                       count, LK_PRIVATE_SETS_MAX);
+    block_signals(&before);
     int rc = make_folder(why, why_bytes);
-    if (rc)
+    if (rc) {
+        sigprocmask(SIG_SETMASK, &before, NULL);
         return rc;
+    }
     find_binary(binary);
     argv[at++] = binary;
     argv[at++] = "--foreground";
@@ -300,7 +308,8 @@ int lk_private_start(const char *const *sets, size_t count, unsigned timeout_s,
     argv[at] = NULL;
     rc = make_notify_socket(&daemon.notify, why, why_bytes);
     if (!rc)
-        rc = spawn(binary, argv, why, why_bytes);
+        rc = spawn(binary, argv, &before, why, why_bytes);
+    sigprocmask(SIG_SETMASK, &before, NULL);
     daemon.pid = running.pid;
     if (!rc)
         rc = await_ready(&daemon, binary, timeout_s, why, why_bytes);

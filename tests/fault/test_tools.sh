@@ -135,7 +135,7 @@ tool_ends() { # tool_ends EXIT WHAT: within 10 s
     [ "$1" != 137 ] || rm -rf "${XDG_RUNTIME_DIR:?}"/* # the killed cannot tidy up; its daemon must be gone
     nothing_left "$2"
 }
-for pause in 0 0.02 0.05; do # before, while and after its daemon starts
+for pause in 0 0.001 0.002 0.003 0.004 0.005 0.006 0.008 0.01 0.02 0.05; do # before, while and after its daemon starts
     env --default-signal=INT "$replay" --trace "$work/long" --budget 512 >"$work/said" 2>&1 &
     tool=$!
     sleep "$pause"
