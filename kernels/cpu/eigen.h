@@ -37,7 +37,7 @@
 #define EIGEN_DEAD    4e-7  /* beside the norm, which is at most twice the largest eigenvalue */
 
 #define EIGEN_CHAINS (32 / LANES) /* vectors of Sturm points: their divisions overlap */
-#define EIGEN_WIDTH  0x1p-22      /* of a bracket beside the norm: what floats can tell */
+#define EIGEN_PARTS  (1U << 22)   /* of the norm: a bracket is as narrow as floats can tell */
 #define EIGEN_PASSES 3            /* each squares the error, divided by the gap */
 #define EIGEN_PIVOT  1e-30        /* takes the place of smaller ones */
 #define EIGEN_CLOSE  1e-9         /* residual beside the norm, at the end */
@@ -72,16 +72,19 @@ LK_INLINE double eigen_reflect(double *x, uint32_t k, uint32_t n, double least, 
 LK_INLINE void eigen_two_sided(double *a, const double *v, double beta, uint32_t k, uint32_t n) {
     double w[EIGEN_MAX];
     uint32_t first = (k + 1) / WIDE * WIDE;
+    wide products = {0};
     double along = 0;
 
     for (uint32_t j = first; j < n; j += WIDE) {
         wide sum = {0};
         for (uint32_t i = k + 1; i < n; i++)
             sum = wide_fma(wide_load(a + i * n + j), wide_set(v[i]), sum);
-        wide_store(w + j, sum * beta);
+        sum *= beta;
+        wide_store(w + j, sum);
+        products = wide_fma(sum, wide_load(v + j), products);
     }
-    for (uint32_t i = k + 1; i < n; i++)
-        along += w[i] * v[i];
+    for (uint32_t l = 0; l < WIDE; l++)
+        along += products[l];
     along *= beta / 2;
     for (uint32_t j = first; j < n; j += WIDE)
         wide_store(w + j, wide_load(w + j) - wide_load(v + j) * along);
@@ -249,9 +252,11 @@ LK_INLINE lanes eigen_bracket(const struct eigen_scaled *t, uint32_t first, uint
     for (int l = 0; l < LANES; l++)
         most[l] = (int32_t)(t->n - 1 - first) - l % (int)slots;
     for (int c = 0; c < EIGEN_CHAINS; c++)
-        for (int l = 0; l < LANES; l++)
-            share[c][l] = (float)((c * LANES + l) / (int)slots + 1) / (float)(points + 1);
-    for (float width = 1; width > (float)EIGEN_WIDTH; width /= (float)(points + 1)) {
+        for (int l = 0; l < LANES; l++) {
+            int nth = (c * LANES + l) / (int)slots;
+            share[c][l] = (float)(nth + 1) / (float)(points + 1);
+        }
+    for (uint64_t parts = 1; parts < EIGEN_PARTS; parts *= (uint64_t)points + 1) {
         lanes x[EIGEN_CHAINS], next_low = low, next_high = high;
         ilanes less[EIGEN_CHAINS];
         LK_UNROLL

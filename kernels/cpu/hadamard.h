@@ -23,7 +23,7 @@ LK_INLINE uint32_t hadamard_block(uint32_t head_dim) {
 
 /* +1 where bit `distance` of the lane is clear, else -1, times scale. */
 LK_INLINE lanes hadamard_signs(int distance, float scale) {
-    lanes sign;
+    lanes sign = {0};
     for (int i = 0; i < LANES; i++)
         sign[i] = i & distance ? -scale : scale;
     return sign;
@@ -67,7 +67,7 @@ LK_INLINE void hadamard_rotate_wide(double *x, uint32_t head_dim) {
         wide v = wide_load(x + i) * scale;
         LK_UNROLL
         for (int distance = 1; distance < WIDE; distance *= 2) {
-            wide sign;
+            wide sign = {0};
             for (int l = 0; l < WIDE; l++)
                 sign[l] = l & distance ? -1 : 1;
             v = wide_swap(v, distance) + v * sign;

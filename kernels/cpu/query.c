@@ -32,10 +32,15 @@ static float load(uint32_t dtype, const uint8_t *from, uint32_t head_dim, float 
     return ldexpf(1, exponent > 126 ? 126 : exponent < -126 ? -126 : exponent);
 }
 
+/* x modulo 256, in -128..127 */
+static int32_t lowest_digit(int32_t x) {
+    return ((x + 128) & 255) - 128;
+}
+
 /* The digits of channel i in the three orders. */
 static void place(uint8_t *head, uint32_t padded, uint32_t i, int32_t fine) {
-    int32_t low = (int8_t)(uint8_t)fine, code = (fine - low) / 256;
-    int32_t middle = (int8_t)(uint8_t)code, high = (code - middle) / 256;
+    int32_t low = lowest_digit(fine), code = (fine - low) / 256;
+    int32_t middle = lowest_digit(code), high = (code - middle) / 256;
     int16_t *words = (int16_t *)head;
     int8_t *plain = (int8_t *)head + 4 * (size_t)padded;
     int8_t *pairs = (int8_t *)head + 7 * (size_t)padded;

@@ -92,8 +92,8 @@ INLINE __m512 fold_quarters_ps(const __m512 *x) {
 
 /* ---- functions: coefficients are minimax fits ---- */
 
-/* 2^(x / 2^23), which is a float's own scale: its exponent is the integer part, the mantissa m needs
- * 2^(m - 1) in its place, to 8e-5 of it. Results beyond a float's range are negative. */
+/* 2^(x / 2^23), which is a float's own scale: its exponent is the integer part, in place of the
+ * mantissa m comes 2^(m - 1), to 8e-5 of it. Results beyond a float's range are negative. */
 INLINE __m512 exp2_of(__m512 x) {
     __m512i i = _mm512_cvtps_epi32(x);
     __m512i power = _mm512_and_si512(i, _mm512_set1_epi32((int)0xff800000));
@@ -395,43 +395,50 @@ INLINE void exponents(const int heads, const bool eight, const uint32_t pairs,
                  projected(work, page * pairs + i), x);
 }
 
-/* Adds the powers of x. -> `signs`, with the signs of those beyond a float */
-INLINE __m512i tally(const int heads, const bool eight, const __m512 *x, __m512 *sum,
-                     __m512i signs) {
+/* What has been added up for each head; signs: of powers beyond a float. */
+struct tally {
+    __m512 sum[HEADS];
+    __m512i signs[HEADS];
+};
+
+INLINE void tally_powers(const int heads, const bool eight, const __m512 *x, struct tally *to) {
     UNROLL
     for (int h = 0; h < heads; h++) {
         __m512 power = exp2_of(x[h]);
         if (eight)
             power = _mm512_maskz_mov_ps(0xff, power);
-        sum[h] = _mm512_add_ps(sum[h], power);
-        signs = _mm512_or_si512(signs, _mm512_castps_si512(power));
+        to->sum[h] = _mm512_add_ps(to->sum[h], power);
+        to->signs[h] = _mm512_or_si512(to->signs[h], _mm512_castps_si512(power));
     }
-    return signs;
 }
 
-/* The page's sum; one that no float holds is negative. */
-INLINE __m512 total(const __m512 *sum, __m512i signs) {
-    return _mm512_mask_mov_ps(fold_four(sum), _mm512_movepi32_mask(signs) ? 0xffff : 0,
-                              _mm512_set1_ps(-1));
-}
-
-INLINE void clear(__m512 *sum) {
+/* The sums' parts by head, negative where no float holds a power. The tally begins anew. */
+INLINE __m512 tally_close(const int heads, struct tally *t) {
+    __m512i any = t->signs[0];
     UNROLL
-    for (int h = 0; h < HEADS; h++)
-        sum[h] = _mm512_setzero_ps();
+    for (int h = 1; h < heads; h++)
+        any = _mm512_or_si512(any, t->signs[h]);
+    if (__builtin_expect(_mm512_movepi32_mask(any), 0)) {
+        UNROLL
+        for (int h = 0; h < heads; h++)
+            if (_mm512_movepi32_mask(t->signs[h]))
+                t->sum[h] = _mm512_set1_ps(-1);
+    }
+    __m512 all = fold_four(t->sum);
+    *t = (struct tally){0};
+    return all;
 }
 
-/* The powers of one vector of tokens are taken while the exponents of the next are made: either alone
- * is a chain too long for the processor to look past. */
+/* The powers of one vector of tokens are taken while the exponents of the next are made: both in a
+ * row are a chain too long for the processor to look past. */
 INLINE void weigh(const int heads, const bool eight, const uint32_t pairs,
                   const struct lk_score_shape *shape, const struct lk_score_batch *batch,
                   uint32_t pages, struct work *work) {
     const struct coeffs at = coeffs_at(shape);
-    __m512 sum[HEADS], x[HEADS], before[HEADS];
-    __m512i signs = _mm512_setzero_si512();
+    struct tally tally = {0};
+    __m512 x[HEADS], before[HEADS];
     uint32_t done = 0, t = 0;
 
-    clear(sum);
     exponents(heads, eight, pairs, at, batch, work, 0, 0, before);
     for (;;) {
         const uint32_t page = done;
@@ -445,18 +452,15 @@ INLINE void weigh(const int heads, const bool eight, const uint32_t pairs,
         /* Keeps broadcasts of p where they are used: hoisted, they do not fit the registers. */
         __asm__ volatile("" ::: "memory");
         exponents(heads, eight, pairs, at, batch, work, done, t, x);
-        signs = tally(heads, eight, before, sum, signs);
-        if (done != page) {
-            work->sum[page] = total(sum, signs);
-            signs = _mm512_setzero_si512();
-            clear(sum);
-        }
+        tally_powers(heads, eight, before, &tally);
+        if (done != page)
+            work->sum[page] = tally_close(heads, &tally);
         UNROLL
         for (int h = 0; h < heads; h++)
             before[h] = x[h];
     }
-    signs = tally(heads, eight, before, sum, signs);
-    work->sum[pages - 1] = total(sum, signs);
+    tally_powers(heads, eight, before, &tally);
+    work->sum[pages - 1] = tally_close(heads, &tally);
 }
 
 typedef void weigh_fn(const struct lk_score_shape *shape, const struct lk_score_batch *batch,
@@ -541,9 +545,11 @@ static __attribute__((noinline)) void redo(const struct lk_score_shape *shape,
     }
     for (uint32_t t = 0; t < tokens; t += 16) {
         exponents(HEADS, eight, pairs, at, batch, work, page, t, x);
-        for (int h = 0; h < HEADS; h++)
-            sum[h] =
-                _mm512_mask_add_ps(sum[h], live, sum[h], exp2_of(_mm512_sub_ps(x[h], peak[h])));
+        for (int h = 0; h < HEADS; h++) {
+            __m512 below = _mm512_sub_ps(x[h], peak[h]);
+            below = _mm512_max_ps(_mm512_set1_ps(-126 * EXPONENT), below);
+            sum[h] = _mm512_mask_add_ps(sum[h], live, sum[h], exp2_of(below));
+        }
     }
     for (int h = 0; h < HEADS; h++)
         ret_sum[h] = _mm512_reduce_add_ps(sum[h]);

@@ -226,8 +226,10 @@ void golden_rotate(const struct lk_geometry *geometry, const uint8_t *q, double 
         }
 }
 
-double golden_score(const struct golden_summary *s, uint32_t d, uint32_t j, uint32_t rank,
-                    const double *q, double sm_scale, double *ret_range) {
+double golden_score(const struct golden_summary *summary, uint32_t head_dim, uint32_t j,
+                    uint32_t rank, const double *q, double sm_scale, double *ret_range) {
+    const struct golden_summary *s = summary;
+    const uint32_t d = head_dim;
     double x[4 * LK_PAGE_TOKENS_MAX] = {0}, mu = 0, top = -INFINITY, widest = 0, sum = 0;
 
     for (uint32_t c = 0; c < d; c++)

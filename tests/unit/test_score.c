@@ -22,6 +22,14 @@ static bool open_path(int i) {
     return lk_cpu_open(paths[i]) == 0; /* -ENOTSUP: not on this machine */
 }
 
+/* Equal bit by bit, NaN included. */
+static bool same(float a, float b) {
+    uint32_t x, y;
+    memcpy(&x, &a, 4);
+    memcpy(&y, &b, 4);
+    return x == y;
+}
+
 static struct lk_query *query_open(const struct lk_geometry *g) {
     return aligned_alloc(64, lk_cpu_query_bytes(g));
 }
@@ -77,7 +85,7 @@ static void compare(const struct golden *g, const struct golden_summary *own,
                     uint32_t stride, const float *want) {
     uint32_t d = g->geometry.head_dim;
     double q[LK_GROUP_MAX * LK_HEAD_DIM_MAX], range, sm = 1 / sqrt(d);
-    bool same = same_codes(own, theirs, d);
+    bool equal = same_codes(own, theirs, d);
 
     golden_rotate(&g->geometry, g->q, q);
     for (uint32_t h = 0; h < g->geometry.group; h++)
@@ -89,7 +97,7 @@ static void compare(const struct golden *g, const struct golden_summary *own,
                           "reference: %g, %g", ref, want[h * own->count + j]);
             ck_assert_msg(fabs(score - mine) < 1e-3, "%s: page %u head %u rank %u: %g, not %g",
                           g->name, j, h, rank, score, mine);
-            ck_assert(!same || fabs(score - ref) < 1e-3);
+            ck_assert(!equal || fabs(score - ref) < 1e-3);
         }
 }
 
@@ -198,8 +206,8 @@ static void check_bits(const float *scores, const float *all, uint32_t group, co
     for (uint32_t g = 0; g < group; g++)
         for (uint32_t i = 0; i < count; i++) {
             uint32_t at = g * STRIDE + page[i];
-            ck_assert_msg(!memcmp(&scores[at], &all[at], 4), "head %u page %u: %a, not %a", g,
-                          page[i], (double)scores[at], (double)all[at]);
+            ck_assert_msg(same(scores[at], all[at]), "head %u page %u: %a, not %a", g, page[i],
+                          (double)scores[at], (double)all[at]);
         }
     for (int i = 0; i < LK_GROUP_MAX * STRIDE; i++)
         found += scores[i] != UNTOUCHED;
@@ -329,7 +337,7 @@ START_TEST(test_silent) {
         lk_cpu_score(&r.bench.row, 0, r.bench.query, 4, 0, 8, scores, STRIDE);
         for (uint32_t g = 0; g < 6; g++)
             for (uint32_t j = 0; j < 8; j++)
-                ck_assert_double_lt(fabs((double)scores[g * STRIDE + j] - log(32)), 1e-5);
+                ck_assert_double_lt(fabs((double)scores[g * STRIDE + j] - log(32)), 1e-4);
         random_close(&r);
     }
 }
@@ -355,7 +363,7 @@ START_TEST(test_poison) {
                 if (g == 1 || g == 4)
                     ck_assert(isnan(got));
                 else
-                    ck_assert(!memcmp(&got, &clean[g * STRIDE + j], 4));
+                    ck_assert(same(got, clean[g * STRIDE + j]));
             }
         random_close(&r);
     }
@@ -423,7 +431,7 @@ START_TEST(test_far_pages) {
         lk_cpu_score(&row, 0, r.bench.query, 8, 0, 12, got, STRIDE);
         for (uint32_t g = 0; g < 2; g++)
             for (uint32_t j = 0; j < 12; j++)
-                ck_assert(!memcmp(&got[g * STRIDE + j], &want[g * STRIDE + j % 8], 4));
+                ck_assert(same(got[g * STRIDE + j], want[g * STRIDE + j % 8]));
     }
     munmap(far.coarse, coarse);
     munmap(far.fine, fine);
