@@ -97,7 +97,8 @@ struct locks_step { /* zero but for pool: the defaults */
     uint32_t pool;
     uint32_t budget; /* tokens attended a row; 0: the pool's */
     int32_t sampled; /* pages; LOCKS_SAMPLED_NONE: none; 0: the default (half from 128 pages on) */
-    uint32_t scan;   /* enum lk_scan; 0: auto, nested above 32K tokens */
+    uint32_t
+        scan; /* enum lk_scan; 0: the pool's, whose auto is full up to 32K tokens, then nested */
     float mass_target;     /* 0: none */
     float sm_scale;        /* 0: 1/sqrt(head_dim) */
     uint32_t dense_below;  /* tokens */
@@ -107,7 +108,7 @@ struct locks_step { /* zero but for pool: the defaults */
     struct lk_head_result *results; /* arena, [rows][kv_heads], or NULL */
     struct lk_step_result *timing;  /* arena, or NULL */
 };
-#define LOCKS_SAMPLED_NONE (-1)
+#define LOCKS_SAMPLED_NONE (-1) /* here; on the wire -1 is the default and 0 is none */
 #define LOCKS_NO_SINK      UINT32_MAX
 
 struct locks_row {         /* pointers into the arena; see lk_row_desc for shapes */

@@ -367,7 +367,8 @@ static int take_key(void *context, const char *section, const char *name, const 
 static int load_file(const char *path, struct lk_config *config, char *why, size_t bytes) {
     struct source source = {.config = config, .file = fopen(path, "re")};
     if (!source.file)
-        return refuse(-errno, why, bytes, "%s: cannot be opened: %s", path, strerror(errno));
+        return refuse(-errno, why, bytes, "%s: cannot be opened: %s; --config FILE names another",
+                      path, strerror(errno));
     int rc = ini_parse_stream(read_line, &source, take_key, &source);
     if (ferror(source.file))
         source.error = refuse(-EIO, source.why, sizeof(source.why), "cannot be read");

@@ -240,7 +240,7 @@ static bool copy_shared(struct lk_work *work, struct lk_submission *s, struct lk
     return true;
 }
 
-/* An append's last part: table, lengths, builds. */
+/* What ends the placing of an append: table, lengths, builds. */
 static void commit_append(struct lk_work *work, struct lk_submission *s,
                           struct lk_sequence *sequence, const struct lk_row *row) {
     uint64_t end = row->length;

@@ -2,9 +2,9 @@
 /*
  * engine.h - a device and the pipelines prepared for it. The daemon sees this and nothing below it.
  *
- * An engine owns worker threads (CPU) or a context and captured graphs (CUDA), the pools' memory
- * and the workspaces. A batch is filled by the daemon and launched; at most LK_BATCHES_IN_FLIGHT
- * are in flight, they run in order. A batch passes two marks:
+ * An engine owns the device's threads, the pools' memory and the workspaces. A batch is filled by
+ * the daemon and launched; at most LK_BATCHES_IN_FLIGHT are in flight, they run in order. A batch
+ * passes two marks:
  *
  *     LAUNCHED --results written--> FENCED --pages it closed are summarised--> DONE
  *

@@ -16,7 +16,7 @@ install -m 755 "$build/liblocks.so.$abi" "$to/lib/"
 ln -sf "liblocks.so.$abi" "$to/lib/liblocks.so"
 sed -e "s|@PREFIX@|$prefix|g" -e "s|@VERSION@|$version|g" clients/lib/liblocks.pc.in >"$to/lib/pkgconfig/liblocks.pc"
 for page in packaging/man/*.[1-8]; do install -m 644 "$page" "$to/share/man/man${page##*.}/"; done
-install -m 644 README.md clients/examples/hello.c "$to/share/doc/locksd/"
+install -m 644 README.md DECISIONS.md LICENSE clients/examples/hello.c "$to/share/doc/locksd/"
 for unit in packaging/*.service packaging/*.socket; do
     sed "s|@PREFIX@|$prefix|g" "$unit" >"$to/lib/systemd/system/${unit##*/}"
 done

@@ -61,9 +61,9 @@
 
 #define LK_SOCKET_PATH "/run/locksd/locksd.sock"
 
-/* Limits of the wire. Each is bounded by the one it is asserted against below. */
+/* Limits of the wire; where one bounds another it is asserted at the end. */
 #define LK_SQ_ENTRIES_MAX       1024  /* submissions in the ring of a channel */
-#define LK_SQ_ENTRIES_DEFAULT   64    /* two layers in flight of a 32-layer model */
+#define LK_SQ_ENTRIES_DEFAULT   64    /* two steps of a 32-layer model */
 #define LK_ROWS_MAX             256   /* rows of a submission: the largest rows bucket */
 #define LK_ROW_TOKENS_MAX       65536 /* tokens of a row: a prefill chunk */
 #define LK_NAME_BYTES           32    /* names of pools and clients, with the NUL */
@@ -71,7 +71,7 @@
 #define LK_DESCRIPTOR_BYTES_MAX 32768 /* one descriptor: header and LK_ROWS_MAX rows */
 #define LK_ARENA_BYTES_MAX      (UINT64_C(1) << 40) /* offsets stay far from overflow */
 #define LK_TABLE_SETS           8                   /* table sets a lease may hold at once */
-#define LK_FENCES               8          /* fence words of a channel; word 0 is the daemon's */
+#define LK_FENCES               8          /* words of a channel; 0: completions so far, others 0 */
 #define LK_LINE                 64         /* cache line; writer-owned fields never share one */
 #define LK_NONE                 UINT64_MAX /* an arena offset that names nothing */
 
@@ -224,7 +224,7 @@ struct lk_step_desc {
                         0 */
     float mass_target; /* stop keeping pages at this share, in (0, 1]; 0: none */
     float sm_scale;    /* logits are q.k * sm_scale; 0: 1/sqrt(head_dim) */
-    uint16_t scan;     /* enum lk_scan */
+    uint16_t scan;     /* enum lk_scan; AUTO: the pool's */
     uint16_t reserved;
     uint32_t dense_below; /* rows shorter than this are attended over all their pages */
     uint32_t sink_pages;
@@ -306,11 +306,8 @@ struct lk_step_result {
     uint64_t reserved[6];
 };
 
-/*
- * Why a submission was refused, as code, value and limit. lk_reason_text() (validate.h) makes the
- * sentence, the same in client and daemon. Not an ABI enum to switch on: new codes may appear in a
- * new minor.
- */
+/* A completion. Of a refusal: reason, value and limit, of which lk_reason_text() (validate.h) makes
+ * the sentence, the same in client and daemon. New reasons may appear in a new minor. */
 struct lk_cqe {
     uint64_t user_data;
     uint64_t fence;  /* its number in the channel, from 1; written last */

@@ -180,7 +180,8 @@ START_TEST(a_missing_file) {
     struct lk_config config;
     char why[1024] = "";
     ck_assert_int_eq(lk_config_load("/nowhere/locksd.conf", &config, why, sizeof(why)), -ENOENT);
-    ck_assert_str_eq(why, "/nowhere/locksd.conf: cannot be opened: No such file or directory");
+    ck_assert_str_eq(why, "/nowhere/locksd.conf: cannot be opened: No such file or "
+                          "directory; --config FILE names another");
 }
 END_TEST
 
