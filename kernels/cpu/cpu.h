@@ -29,21 +29,28 @@ void lk_cpu_write(const struct lk_write *write, uint32_t head);
 void lk_cpu_copy(const struct lk_copy *copy, uint32_t head);
 
 /* ---- build (DESIGN section 1, "Build") ---- */
+
+/* Keys that are not finite count as 0: they spoil the estimate of their own token only, and every
+ * scale stored is finite. Takes up to 1.5 MiB of stack. Paths may differ in a code by one. */
 void lk_cpu_build(const struct lk_pool_view *pool, uint32_t layer, uint64_t page, uint32_t head);
 void lk_cpu_build_super(const struct lk_pool_view *pool, uint32_t layer, uint64_t quad,
                         uint32_t head);
 
 /* ---- query ---- */
 
-/* A group's queries, rotated by the Hadamard matrix, quantised to 15 bits or more, and as float.
- * Private layout. */
+/* A group's queries, rotated by the Hadamard matrix and quantised to 16 bits (24 where they meet
+ * centroids). Private layout. */
 struct lk_query;
 size_t lk_cpu_query_bytes(const struct lk_geometry *geometry); /* multiple of 64 */
 /* q of KV head `head` of the row's first token: only rows of one token are scored. */
 void lk_cpu_prepare(const struct lk_row *row, uint32_t head, struct lk_query *ret);
 
 /* ---- score: scores[g * stride + j] = estimated ln of the mass of page j for query head g of the
- * group ---- */
+ * group ----
+ *
+ * Finite whatever the record and the query hold, but NaN for a head whose query is not finite. Bits
+ * depend on path, record and the head's query alone. Paths differ by 1e-4 + 2e-6 * the page's
+ * largest logit. No other place in scores is written. */
 /* Pages first..first+count-1 of the row at `rank` directions (LK_COARSE_RANK or the geometry's). */
 void lk_cpu_score(const struct lk_row *row, uint32_t head, const struct lk_query *query,
                   uint32_t rank, uint64_t first, uint64_t count, float *scores, uint64_t stride);

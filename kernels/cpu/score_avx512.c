@@ -146,7 +146,7 @@ INLINE void name_slots_of(const uint32_t pairs, const struct lk_score_shape *sha
     const size_t step = shape->first.head_dim;
     const size_t first_scales = lk_record_scales(&shape->first) + 2;
     const size_t fine_scales = lk_record_scales(&shape->fine);
-    const uint8_t **to = ret->pair;
+    const uint8_t **to = ret->pair; /* cppcheck-suppress ctuuninitvar; filled here */
     int32_t *scales = ret->scales;
 
     for (uint32_t page = 0; page < pages; page++, to += pairs, scales += pairs) {
