@@ -236,6 +236,43 @@ START_TEST(test_near_eigenvalues) {
 }
 END_TEST
 
+/* Keys of two directions, the second `weak` as strong, about a constant: how many scales are not 0. */
+static int live_directions(float constant, float strong, float weak) {
+    struct keys k = keys_open(128, 16, 4);
+    int live = 0;
+
+    memset(k.k, 0, (size_t)PAGES * k.per_page * 4);
+    for (uint32_t t = 0; t < PAGES * 16; t++) {
+        k.k[t * 128 + 3] = constant;
+        k.k[t * 128 + 40] = t & 1 ? strong : -strong;
+        k.k[t * 128 + 90] = (t & 2 ? strong : -strong) * weak;
+    }
+    struct lk_pool_view pool = keys_build(&k);
+    struct golden_summary s = golden_read(&pool, false);
+    for (uint32_t i = 0; i < s.rank; i++)
+        live += s.scales[i] != 0;
+    golden_summary_free(&s);
+    golden_pool_free(&pool);
+    free(k.k);
+    return live;
+}
+
+/* Directions up to a thousandth of the first are none; nor is any where keys differ by a millionth. */
+START_TEST(test_dead_directions) {
+    for (int p = 0; p < PATHS; p++) {
+        if (!open_path(p))
+            continue;
+        ck_assert_int_eq(live_directions(0, 1, 0.5f), 2);
+        ck_assert_int_eq(live_directions(0, 1, 1.02e-3f), 2);
+        ck_assert_int_eq(live_directions(0, 1, 0.98e-3f), 1);
+        ck_assert_int_eq(live_directions(0, 1, 1e-5f), 1);
+        ck_assert_int_eq(live_directions(1, 1.02e-6f, 0.5f), 2);
+        ck_assert_int_eq(live_directions(1, 0.98e-6f, 0.5f), 0);
+        ck_assert_int_eq(live_directions(1, 0, 0), 0);
+    }
+}
+END_TEST
+
 static bool same_record(const struct lk_pool_view *a, const struct lk_pool_view *b, uint64_t page) {
     return !memcmp(lk_page_coarse(a, 0, page, 0), lk_page_coarse(b, 0, page, 0),
                    a->layout.coarse_bytes) &&
@@ -363,6 +400,7 @@ int main(void) {
     tcase_add_loop_test(tc, test_golden, 0, cases);
     tcase_add_test(tc, test_repeated_eigenvalues);
     tcase_add_test(tc, test_near_eigenvalues);
+    tcase_add_test(tc, test_dead_directions);
     tcase_add_test(tc, test_poison);
     tcase_add_test(tc, test_extremes);
     tcase_add_test(tc, test_determinism);
