@@ -236,7 +236,8 @@ START_TEST(test_near_eigenvalues) {
 }
 END_TEST
 
-/* Keys of two directions, the second `weak` as strong, about a constant: how many scales are not 0. */
+/* Keys of two directions, the second `weak` as strong, about a constant: how many scales are not
+ * 0. */
 static int live_directions(float constant, float strong, float weak) {
     struct keys k = keys_open(128, 16, 4);
     int live = 0;
@@ -257,7 +258,8 @@ static int live_directions(float constant, float strong, float weak) {
     return live;
 }
 
-/* Directions up to a thousandth of the first are none; nor is any where keys differ by a millionth. */
+/* Directions up to a thousandth of the first are none; nor is any where keys differ by a
+ * millionth. */
 START_TEST(test_dead_directions) {
     for (int p = 0; p < PATHS; p++) {
         if (!open_path(p))
