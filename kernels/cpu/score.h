@@ -16,7 +16,7 @@
  * mu, p_i and x_t are kept finite by clipping at LK_SCORE_MOST, unless the query is not a number.
  *
  * Invariant: a page's score depends on its record and the query alone, bit by bit, wherever in a
- * batch it stands. Between paths scores differ by at most 1e-4 + 2e-6 * (|mu| + max |x_t|).
+ * batch it stands. Between paths scores differ by at most 2e-5 + 2e-6 * (|mu| + max |x_t|).
  */
 #ifndef LK_CPU_SCORE_H
 #define LK_CPU_SCORE_H
@@ -25,7 +25,7 @@
 #include "record.h"
 
 #define LK_SCORE_BATCH 16    /* pages; logarithms fill a vector, records and query fit L1 */
-#define LK_SCORE_MOST  1e28f /* times 2^23, sums of LK_RANK_MAX * 127 are still finite */
+#define LK_SCORE_MOST  1e30f /* sums of LK_RANK_MAX * 127 of these are still finite */
 /* What a unit of mu must be worth for the query's low digits to be taken into account: below it
  * they
  * move a score by 4e-4 where every code is at its most, typically by 1e-4. */

@@ -306,7 +306,7 @@ INLINE void score_page(const struct lk_score_shape *shape, const uint8_t *first,
                        const uint8_t *fine, const struct heads *q, uint32_t page,
                        float (*sum)[LK_SCORE_BATCH], float (*rest)[LK_SCORE_BATCH]) {
     struct work work;
-    float mass[HEADS], again[HEADS] = {0}, peak[HEADS] = {0};
+    float mass[HEADS], again[HEADS], peak[HEADS];
     bool safe = true;
 
     project(shape, first, fine, q, &work);

@@ -29,8 +29,6 @@
 #define HEADS     LK_QUERY_BLOCK
 #define GROUP     4 /* pages finished together: HEADS x GROUP lanes */
 #define PAIRS_MAX (LK_RANK_MAX / 2)
-#define EXPONENT  0x1p23f /* a float's exponent, as an integer */
-#define LN_2      0.69314718f
 #define SAFE_LOW  0x1p-100f /* of a sum of powers of two: nothing that matters was lost below */
 #define SAFE_HIGH 0x1p120f
 
@@ -40,7 +38,7 @@ struct heads {
     uint32_t first;
     __m512i basis_bias[HEADS / 2]; /* what stored codes' bias adds; lanes as pair_factor */
     __m512i centroid_bias;         /* lanes [page][head] */
-    __m512 pair_factor[HEADS / 2]; /* lanes [4 slots][head][direction], to a float's exponent */
+    __m512 pair_factor[HEADS / 2]; /* lanes [4 slots][head][direction], to base 2 */
     __m512 page_factor;            /* lanes [head][4 pages] */
     const int8_t *pairs[HEADS][2]; /* high, middle */
     const int8_t *plain[HEADS][2]; /* high, middle */
@@ -92,19 +90,21 @@ INLINE __m512 fold_quarters_ps(const __m512 *x) {
 
 /* ---- functions: coefficients are minimax fits ---- */
 
-/* 2^(x / 2^23), which is a float's own scale: its exponent is the integer part, in place of the
- * mantissa m comes 2^(m - 1), to 8e-5 of it. Results beyond a float's range are negative. */
+/* 2^x to 3e-6 of it, for x clipped to what a float's exponent holds. Adding `shift` leaves the
+ * nearest
+ * integer in the low bits; it is added to the exponent as an integer. Neither needs the
+ * multipliers. */
 INLINE __m512 exp2_of(__m512 x) {
-    __m512i i = _mm512_cvtps_epi32(x);
-    __m512i power = _mm512_and_si512(i, _mm512_set1_epi32((int)0xff800000));
-    __m512 m = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(/* (i & mantissa) | 1.0f */
-                                                             i, _mm512_set1_epi32(0x007fffff),
-                                                             _mm512_set1_epi32(0x3f800000), 0xea));
-    __m512 y = _mm512_set1_ps(0.078024521f);
-    y = _mm512_fmadd_ps(y, m, _mm512_set1_ps(-0.0080064107f));
-    y = _mm512_fmadd_ps(y, m, _mm512_set1_ps(0.47777280f));
-    y = _mm512_fmadd_ps(y, m, _mm512_set1_ps(0.45213431f));
-    return _mm512_castsi512_ps(_mm512_add_epi32(power, _mm512_castps_si512(y)));
+    const __m512 shift = _mm512_set1_ps(0x1.8p23f);
+    x = _mm512_range_ps(x, _mm512_set1_ps(126), 2); /* the lesser magnitude, x's sign */
+    __m512 n = _mm512_add_ps(x, shift);
+    __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(n, shift)), y = _mm512_set1_ps(0.00958285f);
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.05590642f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.24024099f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.69312419f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1));
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(y), _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
 }
 
 /* ln x to 1e-7, of normal numbers: ln(1 + t) for t in [-1/4, 1/2), plus the exponent's share. */
@@ -120,13 +120,13 @@ INLINE __m512 ln_of(__m512 x) {
     UNROLL
     for (int i = 0; i < 7; i++)
         y = _mm512_fmadd_ps(y, t, _mm512_set1_ps(c[i]));
-    return _mm512_fmadd_ps(y, t, _mm512_mul_ps(e, _mm512_set1_ps(LN_2)));
+    return _mm512_fmadd_ps(y, t, _mm512_mul_ps(e, _mm512_set1_ps(0.69314718f)));
 }
 
-/* |x| at most `most`; a NaN stays one. */
-INLINE __m512 clip(__m512 x, float most) {
-    x = _mm512_min_ps(_mm512_set1_ps(most), x);
-    return _mm512_max_ps(_mm512_set1_ps(-most), x);
+/* |x| at most LK_SCORE_MOST; a NaN stays one. */
+INLINE __m512 clip(__m512 x) {
+    x = _mm512_min_ps(_mm512_set1_ps(LK_SCORE_MOST), x);
+    return _mm512_max_ps(_mm512_set1_ps(-LK_SCORE_MOST), x);
 }
 
 /* ---- project ---- */
@@ -146,7 +146,7 @@ INLINE void name_slots_of(const uint32_t pairs, const struct lk_score_shape *sha
     const size_t step = shape->first.head_dim;
     const size_t first_scales = lk_record_scales(&shape->first) + 2;
     const size_t fine_scales = lk_record_scales(&shape->fine);
-    const uint8_t **to = ret->pair; /* cppcheck-suppress ctuuninitvar; filled here */
+    const uint8_t **to = ret->pair;
     int32_t *scales = ret->scales;
 
     for (uint32_t page = 0; page < pages; page++, to += pairs, scales += pairs) {
@@ -262,8 +262,7 @@ INLINE void project_slots(const int chunks, const bool whole, const int heads,
     for (int h = 0; h < heads; h += 2) { /* lanes [slot][head][direction] */
         __m512i sum = fold64(all[h], h + 1 < heads ? all[h + 1] : _mm512_setzero_si512());
         __m512 p = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, q->basis_bias[h / 2]));
-        p = clip(_mm512_mul_ps(p, _mm512_mul_ps(scale, q->pair_factor[h / 2])),
-                 LK_SCORE_MOST * EXPONENT);
+        p = clip(_mm512_mul_ps(p, _mm512_mul_ps(scale, q->pair_factor[h / 2])));
         _mm512_storeu_ps(ret + h / 2 * 16, p);
     }
 }
@@ -395,50 +394,29 @@ INLINE void exponents(const int heads, const bool eight, const uint32_t pairs,
                  projected(work, page * pairs + i), x);
 }
 
-/* What has been added up for each head; signs: of powers beyond a float. */
-struct tally {
-    __m512 sum[HEADS];
-    __m512i signs[HEADS];
-};
-
-INLINE void tally_powers(const int heads, const bool eight, const __m512 *x, struct tally *to) {
+INLINE void tally(const int heads, const bool eight, const __m512 *x, __m512 *sum) {
     UNROLL
-    for (int h = 0; h < heads; h++) {
-        __m512 power = exp2_of(x[h]);
-        if (eight)
-            power = _mm512_maskz_mov_ps(0xff, power);
-        to->sum[h] = _mm512_add_ps(to->sum[h], power);
-        to->signs[h] = _mm512_or_si512(to->signs[h], _mm512_castps_si512(power));
-    }
+    for (int h = 0; h < heads; h++)
+        sum[h] = _mm512_mask_add_ps(sum[h], eight ? 0xff : 0xffff, sum[h], exp2_of(x[h]));
 }
 
-/* The sums' parts by head, negative where no float holds a power. The tally begins anew. */
-INLINE __m512 tally_close(const int heads, struct tally *t) {
-    __m512i any = t->signs[0];
+INLINE void clear(__m512 *sum) {
     UNROLL
-    for (int h = 1; h < heads; h++)
-        any = _mm512_or_si512(any, t->signs[h]);
-    if (__builtin_expect(_mm512_movepi32_mask(any), 0)) {
-        UNROLL
-        for (int h = 0; h < heads; h++)
-            if (_mm512_movepi32_mask(t->signs[h]))
-                t->sum[h] = _mm512_set1_ps(-1);
-    }
-    __m512 all = fold_four(t->sum);
-    *t = (struct tally){0};
-    return all;
+    for (int h = 0; h < HEADS; h++)
+        sum[h] = _mm512_setzero_ps();
 }
 
-/* The powers of one vector of tokens are taken while the exponents of the next are made: both in a
- * row are a chain too long for the processor to look past. */
+/* The powers of one vector of tokens are taken while the exponents of the next are made: either
+ * alone
+ * is a chain too long for the processor to look past. */
 INLINE void weigh(const int heads, const bool eight, const uint32_t pairs,
                   const struct lk_score_shape *shape, const struct lk_score_batch *batch,
                   uint32_t pages, struct work *work) {
     const struct coeffs at = coeffs_at(shape);
-    struct tally tally = {0};
-    __m512 x[HEADS], before[HEADS];
+    __m512 sum[HEADS], x[HEADS], before[HEADS];
     uint32_t done = 0, t = 0;
 
+    clear(sum);
     exponents(heads, eight, pairs, at, batch, work, 0, 0, before);
     for (;;) {
         const uint32_t page = done;
@@ -452,15 +430,17 @@ INLINE void weigh(const int heads, const bool eight, const uint32_t pairs,
         /* Keeps broadcasts of p where they are used: hoisted, they do not fit the registers. */
         __asm__ volatile("" ::: "memory");
         exponents(heads, eight, pairs, at, batch, work, done, t, x);
-        tally_powers(heads, eight, before, &tally);
-        if (done != page)
-            work->sum[page] = tally_close(heads, &tally);
+        tally(heads, eight, before, sum);
+        if (done != page) {
+            work->sum[page] = fold_four(sum);
+            clear(sum);
+        }
         UNROLL
         for (int h = 0; h < heads; h++)
             before[h] = x[h];
     }
-    tally_powers(heads, eight, before, &tally);
-    work->sum[pages - 1] = tally_close(heads, &tally);
+    tally(heads, eight, before, sum);
+    work->sum[pages - 1] = fold_four(sum);
 }
 
 typedef void weigh_fn(const struct lk_score_shape *shape, const struct lk_score_batch *batch,
@@ -541,15 +521,13 @@ static __attribute__((noinline)) void redo(const struct lk_score_shape *shape,
     for (int h = 0; h < HEADS; h++) {
         float most = _mm512_reduce_max_ps(peak[h]);
         peak[h] = _mm512_set1_ps(most);
-        ret_peak[h] = most / EXPONENT * LN_2;
+        ret_peak[h] = most * 0.69314718f;
     }
     for (uint32_t t = 0; t < tokens; t += 16) {
         exponents(HEADS, eight, pairs, at, batch, work, page, t, x);
-        for (int h = 0; h < HEADS; h++) {
-            __m512 below = _mm512_sub_ps(x[h], peak[h]);
-            below = _mm512_max_ps(_mm512_set1_ps(-126 * EXPONENT), below);
-            sum[h] = _mm512_mask_add_ps(sum[h], live, sum[h], exp2_of(below));
-        }
+        for (int h = 0; h < HEADS; h++)
+            sum[h] =
+                _mm512_mask_add_ps(sum[h], live, sum[h], exp2_of(_mm512_sub_ps(x[h], peak[h])));
     }
     for (int h = 0; h < HEADS; h++)
         ret_sum[h] = _mm512_reduce_add_ps(sum[h]);
@@ -605,7 +583,7 @@ INLINE void finish(const int heads, const struct lk_score_shape *shape, const st
         if (fine)
             mu = _mm512_add_ps(mu,
                                low_products(shape, q->query, q->first, batch->first + page, fine));
-        mu = clip(_mm512_mul_ps(mu, unit), LK_SCORE_MOST);
+        mu = clip(_mm512_mul_ps(mu, unit));
         __m512 sum = fold_quarters_ps(work->sum + page), mass = ln_of(sum);
         __mmask16 unsafe = _mm512_cmp_ps_mask(sum, _mm512_set1_ps(SAFE_LOW), _CMP_NGE_UQ) |
                            _mm512_cmp_ps_mask(sum, _mm512_set1_ps(SAFE_HIGH), _CMP_NLE_UQ);
@@ -670,7 +648,7 @@ static block_fn *block_of(uint32_t head_dim, uint32_t heads) {
 
 static void name_heads(const struct lk_query *query, uint32_t first, struct heads *q) {
     const float *f = query->factor + first;
-    const float scale = 1.44269504f * EXPONENT; /* log2(e): exponents are in base 2 */
+    const float log2_e = 1.44269504f;
 
     q->query = query;
     q->first = first;
@@ -684,8 +662,8 @@ static void name_heads(const struct lk_query *query, uint32_t first, struct head
     for (uint32_t h = 0; h < HEADS; h += 2) {
         const int32_t *sum = query->code_sum + first + h;
         const __mmask16 second = 0xcccc;
-        q->pair_factor[h / 2] = _mm512_mask_blend_ps(second, _mm512_set1_ps(f[h] * scale),
-                                                     _mm512_set1_ps(f[h + 1] * scale));
+        q->pair_factor[h / 2] = _mm512_mask_blend_ps(second, _mm512_set1_ps(f[h] * log2_e),
+                                                     _mm512_set1_ps(f[h + 1] * log2_e));
         q->basis_bias[h / 2] =
             _mm512_mask_blend_epi32(second, _mm512_set1_epi32(LK_BASIS_BIAS * sum[0]),
                                     _mm512_set1_epi32(LK_BASIS_BIAS * sum[1]));

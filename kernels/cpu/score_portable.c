@@ -57,7 +57,7 @@ static float clip(float x) { /* a NaN stays one */
 
 static float score_page(const struct page *page, const struct lk_record *shape,
                         const struct lk_query *q, uint32_t g) {
-    float x[TOKENS_MAX] = {0}, most, sum;
+    float x[TOKENS_MAX] = {0}, most = -INFINITY, sum = 0;
     uint32_t d = shape->head_dim;
     float unit = page->centroid_scale * q->factor[g];
     float mu = product(q, g, LK_DIGIT_MIDDLE, page->centroid, d);
@@ -71,11 +71,9 @@ static float score_page(const struct page *page, const struct lk_record *shape,
         for (uint32_t t = 0; t < shape->tokens; t++)
             x[t] += p * page->coeff[i][t];
     }
-    most = x[0];
-    for (uint32_t t = 1; t < shape->tokens; t++)
+    for (uint32_t t = 0; t < shape->tokens; t++)
         most = x[t] > most ? x[t] : most;
-    sum = expf(x[0] - most);
-    for (uint32_t t = 1; t < shape->tokens; t++)
+    for (uint32_t t = 0; t < shape->tokens; t++)
         sum += expf(x[t] - most);
     return mu + (most + logf(sum));
 }
@@ -85,7 +83,8 @@ void lk_score_portable(const struct lk_score_shape *shape, const struct lk_query
                        uint32_t pages, float *ret) {
     (void)next;
     for (uint32_t j = 0; j < pages; j++) {
-        struct page page = {0};
+        struct page page;
+        page.directions = 0;
         unpack_record(&shape->first, batch->first[j], &page);
         if (shape->fine.directions)
             unpack_record(&shape->fine, batch->fine[j], &page);
