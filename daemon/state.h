@@ -144,6 +144,12 @@ enum lk_reason lk_row_too_large(const struct lk_intake *intake, const struct lk_
 /* The part of a row that goes into one batch: from its token `from` on -> its tokens. A row of one
  * token, or that only appends, is one part. */
 uint32_t lk_row_part(const struct lk_row *whole, uint32_t from, struct lk_row *ret);
+/* Places the next part of the submission's next row. -> false: not in this batch. */
+typedef bool lk_place_fn(struct lk_intake *intake, struct lk_work *work,
+                         struct lk_submission *submission);
+/* Places what remains of a step's rows -> STARTED: all; else why not. */
+enum lk_run lk_place_rows(struct lk_intake *intake, struct lk_submission *submission,
+                          lk_place_fn *place_next);
 /* A part of `tokens` is placed as `item`: on to the next part, or row. */
 void lk_row_placed(struct lk_submission *submission, struct lk_item *item, uint32_t tokens);
 /* Room in the batch for a row; takes it -> the row's place, or NULL: not in this batch. */

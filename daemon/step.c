@@ -294,6 +294,20 @@ void lk_row_placed(struct lk_submission *s, struct lk_item *item, uint32_t token
     }
 }
 
+enum lk_run lk_place_rows(struct lk_intake *intake, struct lk_submission *s,
+                          lk_place_fn *place_next) {
+    struct lk_work *work = lk_filling(intake);
+    if (!work)
+        return LK_RUN_WAIT;
+    while (s->next_row < s->desc->step.rows) {
+        if (!lk_channel_has_turn(s->channel))
+            return LK_RUN_TURN;
+        if (!place_next(intake, work, s))
+            return LK_RUN_WAIT;
+    }
+    return LK_RUN_STARTED;
+}
+
 enum lk_run lk_run_rows(struct lk_intake *intake, struct lk_submission *s) {
     uint32_t rows = s->desc->step.rows;
     struct lk_refusal refusal;
@@ -301,15 +315,9 @@ enum lk_run lk_run_rows(struct lk_intake *intake, struct lk_submission *s) {
         return lk_refuse(intake, s, &refusal);
     if (rows == 0)
         return lk_answer(intake, s, 0);
-    struct lk_work *work = lk_filling(intake);
-    if (!work)
-        return LK_RUN_WAIT;
-    while (s->next_row < rows) {
-        if (!lk_channel_has_turn(s->channel))
-            return LK_RUN_TURN;
-        if (!place(intake, work, s))
-            return LK_RUN_WAIT;
-    }
+    enum lk_run run = lk_place_rows(intake, s, place);
+    if (run != LK_RUN_STARTED)
+        return run;
     lk_channel_release(s);
     return lk_started(intake, s);
 }

@@ -108,15 +108,9 @@ enum lk_run lk_run_attend_table(struct lk_intake *intake, struct lk_submission *
     s->started = true;
     if (rows == 0)
         return lk_answer(intake, s, 0);
-    struct lk_work *work = lk_filling(intake);
-    if (!work)
-        return LK_RUN_WAIT;
-    while (s->next_row < rows) {
-        if (!lk_channel_has_turn(s->channel))
-            return LK_RUN_TURN;
-        if (!place_attend(intake, work, s))
-            return LK_RUN_WAIT;
-    }
+    enum lk_run run = lk_place_rows(intake, s, place_attend);
+    if (run != LK_RUN_STARTED)
+        return run;
     return lk_started(intake, s);
 }
 
