@@ -112,7 +112,15 @@ int lk_cuda_attend(const struct lk_cuda_step *step, void *stream);
 
 /* k, v by slot. `write` is the host's; its pointers are the device's. */
 int lk_cuda_write(const struct lk_write *write, void *stream);
-int lk_cuda_copy(const struct lk_copy *copy, void *stream);
+
+/* As lk_copy, of one pool: no page is both read and written by a list. The list is in memory the
+ * device can read. */
+struct lk_cuda_copy_item {
+    uint64_t from, to;
+    uint32_t layer, quad;
+};
+int lk_cuda_copy(const struct lk_pool_view *pool, const struct lk_cuda_copy_item *items,
+                 uint32_t count, void *stream);
 
 /* Summarise pages[i] (or, superpages: quads[i]) of a layer, i < count, for all KV heads. The list
  * is

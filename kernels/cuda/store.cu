@@ -46,28 +46,32 @@ __device__ void copy_bytes(uint8_t *to, const uint8_t *from, uint64_t bytes) {
         *(uint4 *)(to + i) = *(const uint4 *)(from + i);
 }
 
-/* A block a KV head. */
+/* A block a copy and KV head. */
 __global__ void __launch_bounds__(256)
-    copy_kernel(const __grid_constant__ struct lk_pool_view p, uint32_t layer, uint32_t quad,
-                uint64_t from, uint64_t to) {
-    const uint64_t head = blockIdx.x, plane = (uint64_t)layer * p.geometry.kv_heads + head;
+    copy_kernel(const __grid_constant__ struct lk_pool_view p,
+                const struct lk_cuda_copy_item *items) {
+    const struct lk_cuda_copy_item item = items[blockIdx.x];
+    const uint64_t head = blockIdx.y, plane = (uint64_t)item.layer * p.geometry.kv_heads + head;
+    const uint64_t from = item.from, to = item.to;
     const struct lk_layout *l = &p.layout;
 
     wait_for_previous();
-    copy_bytes(lk_page_keys_device(p, layer, to, head), lk_page_keys_device(p, layer, from, head),
-               l->head_bytes);
+    copy_bytes(lk_page_keys_device(p, item.layer, to, head),
+               lk_page_keys_device(p, item.layer, from, head), l->head_bytes);
     copy_bytes(p.coarse + (plane * p.pages + to) * l->coarse_stride,
                p.coarse + (plane * p.pages + from) * l->coarse_stride, l->coarse_stride);
     copy_bytes(p.fine + (plane * p.pages + to) * l->fine_stride,
                p.fine + (plane * p.pages + from) * l->fine_stride, l->fine_stride);
-    if (quad)
+    if (item.quad)
         copy_bytes(p.super + (plane * (p.pages / 4) + to / 4) * l->super_stride,
                    p.super + (plane * (p.pages / 4) + from / 4) * l->super_stride, l->super_stride);
 }
 
-int lk_cuda_copy(const struct lk_copy *copy, void *stream) {
-    return launch(copy_kernel, dim3(copy->pool->geometry.kv_heads), 256, 0, stream, *copy->pool,
-                  copy->layer, copy->quad, copy->from, copy->to);
+int lk_cuda_copy(const struct lk_pool_view *pool, const struct lk_cuda_copy_item *items,
+                 uint32_t count, void *stream) {
+    if (!count)
+        return 0;
+    return launch(copy_kernel, dim3(count, pool->geometry.kv_heads), 256, 0, stream, *pool, items);
 }
 
 int lk_cuda_run(const struct lk_cuda_step *step, void *stream) {

@@ -143,8 +143,10 @@ static void append(void) {
     d_v.put(v.data(), v.size());
     lk_write w = {&s.p.view, 1, 3, d_k.p, d_v.p, d_slots.p};
     CUDA(lk_cuda_write(&w, NULL));
-    lk_copy c = {&s.p.view, 1, 1, 4, 20};
-    CUDA(lk_cuda_copy(&c, NULL));
+    buffer<lk_cuda_copy_item> d_copy;
+    lk_cuda_copy_item copy = {4, 20, 1, 1};
+    d_copy.put(&copy, 1);
+    CUDA(lk_cuda_copy(&s.p.view, d_copy.p, 1, NULL));
     CUDA(cudaDeviceSynchronize());
     for (int i : {0, 2})
         for (uint32_t h = 0; h < 3; h++) {
