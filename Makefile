@@ -37,8 +37,20 @@ CHECK_L  = $(shell pkg-config --libs check)
 obj = $(patsubst %.c,$(O)/%.o,$(wildcard $(addsuffix /*.c,$(1))))
 
 SHM    := $(call obj,shm_protocol)
-KERNEL := $(call obj,kernels kernels/cpu)
+KERNEL := $(call obj,kernels kernels/cpu kernels/cuda)
+# The CUDA backend goes in where nvcc is, but for sanitizer builds; else refusals stand for it. The
+# runtime is linked statically and opens libcuda itself, if there is one, at the first call.
+NVCC   ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
+CUDA   ?= $(if $(SAN),,$(NVCC))
+CUDA_HOME := $(abspath $(dir $(NVCC))/..)
 GRAPH  := $(call obj,graphs)
+ifneq ($(CUDA),)
+GRAPH  += $(filter-out %/absent.o,$(call obj,graphs/cuda)) $(O)/cuda/liblkcuda.a
+CUDA_L := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt
+$(O)/graphs/cuda/%.o: ISA := -I$(CUDA_HOME)/include
+else
+GRAPH  += $(O)/graphs/cuda/sizes.o $(O)/graphs/cuda/absent.o
+endif
 DAEMON := $(filter-out $(O)/daemon/main.o,$(call obj,daemon))
 LIB    := $(call obj,clients/lib)
 COMMON := $(call obj,clients/common)
@@ -60,7 +72,7 @@ $(O)/%.o: %.c
 	$(CC) $(ALL_C) $(PKG_C) $(ISA) -c $< -o $@
 
 $(O)/locksd: $(O)/daemon/main.o $(DAEMON) $(GRAPH) $(KERNEL) $(SHM)
-	$(CC) $(CFLAGS) $(LTO) $(SANF) -pthread $^ -o $@ $(PKG_L) $(LIBS)
+	$(CC) $(CFLAGS) $(LTO) $(SANF) -pthread $^ -o $@ $(PKG_L) $(LIBS) $(CUDA_L)
 $(O)/liblocks.a: $(LIB) $(SHM)
 	rm -f $@ && $(AR) rcs $@ $^
 $(SO): $(LIB) $(SHM) clients/lib/liblocks.map
@@ -71,12 +83,12 @@ $(O)/locks-replay: $(REPLAY) $(COMMON) $(O)/liblocks.a
 $(O)/locksctl: $(CTL) $(COMMON) $(O)/liblocks.a
 	$(CC) $(CFLAGS) $(LTO) $(SANF) -pthread $^ -o $@ -ljansson $(LIBS)
 $(O)/locks-bench: $(BENCH) $(COMMON) $(GRAPH) $(KERNEL) $(O)/liblocks.a
-	$(CC) $(CFLAGS) $(LTO) $(SANF) -pthread $^ -o $@ -ljansson $(LIBS)
+	$(CC) $(CFLAGS) $(LTO) $(SANF) -pthread $^ -o $@ -ljansson $(LIBS) $(CUDA_L)
 $(O)/hello: $(O)/clients/examples/hello.o $(O)/liblocks.a
 	$(CC) $(CFLAGS) $(LTO) $(SANF) -pthread $^ -o $@ $(LIBS)
 $(O)/tests/%: $(O)/tests/%.o $(TEST_COMMON) $(DAEMON) $(GRAPH) $(KERNEL) $(COMMON) $(LIB) $(SHM)
 	@mkdir -p $(@D)
-	$(CC) $(SANF) -fno-lto -pthread $^ -o $@ $(CHECK_L) $(PKG_L) $(LIBS)
+	$(CC) $(SANF) -fno-lto -pthread $^ -o $@ $(CHECK_L) $(PKG_L) $(LIBS) $(CUDA_L)
 
 .PHONY: tests tests-thread
 tests: $(TESTS)  ## build the test programs

@@ -43,6 +43,7 @@ struct key {
     const char *const *names;
 };
 
+static const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 static const char *const path_names[] = {"auto", "portable", "avx2", "avx512", NULL};
 static const char *const level_names[] = {"error", "warning", "info", "debug", NULL};
 static const char *const dtype_names[] = {"bf16", "fp16", "fp32", NULL};
@@ -52,6 +53,8 @@ static const char *const scan_names[] = {"auto", "full", "coarse", "nested", "tr
 static const struct key daemon_keys[] = {
     {"socket", AT(socket), TEXT, false, 1, LK_PATH_BYTES, NULL},
     {"group", AT(group), TEXT, false, 0, LK_NAME_BYTES, NULL},
+    {"device", AT(device), NAMED, false, 0, 2, device_names},
+    {"gpu", AT(gpu), U32, false, 0, 63, NULL},
     {"threads", AT(threads), U32, false, 0, LK_CPUS_MAX, NULL},
     {"spin_us", AT(spin_us), U32, false, 0, 10000, NULL},
     {"workspace", AT(workspace_bytes), SIZE, false, 0, TIB, NULL},

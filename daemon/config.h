@@ -37,6 +37,9 @@ struct lk_config {
     /* [daemon] */
     char socket[LK_PATH_BYTES];
     char group[LK_NAME_BYTES]; /* Unix group that may connect beside the owner and root */
+    uint32_t device;           /* enum lk_device of graphs/engine.h: auto, cpu, cuda */
+    uint32_t gpu;              /* its number, where the device is CUDA */
+    uint32_t resolved;         /* no key: the device once the start has decided; auto before */
     uint32_t threads;          /* CPU workers; 0: one a core the process may use */
     uint32_t spin_us;          /* intake and workers spin so long before they sleep */
     uint64_t workspace_bytes;  /* of each batch in flight; 0: two of the largest rows */

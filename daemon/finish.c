@@ -4,11 +4,17 @@
  *
  * FENCED: results stand, so lengths and marks of the ledger rise, then completions go out. DONE:
  * nothing names the batch's pages any more, so summaries count, references of copied quads go back
- * and what waited for its sequence or lease may go on.
+ * and what waited for its sequence or lease may go on. BROKEN: the process ends at once. What it
+ * did not answer stays unanswered: clients see their connection close, and never a wrong result.
  */
 #include "state.h"
 
+#include <sysexits.h>
+#include <unistd.h>
+
 #include "assert.h"
+#include "log.h"
+#include "notify.h"
 
 /* ---- FENCED ---- */
 
@@ -108,11 +114,21 @@ static void done(struct lk_intake *intake, struct lk_work *work) {
     intake->in_flight--;
 }
 
+void lk_device_broken(const struct lk_intake *intake) {
+    const char *trouble = lk_engine_trouble(intake->engine);
+    lk_log(LK_LOG_ERROR, "the device is broken and the daemon ends, %u batches unanswered: %s",
+           intake->in_flight, trouble);
+    lk_notify_broken(trouble);
+    _exit(EX_SOFTWARE);
+}
+
 bool lk_finish_batches(struct lk_intake *intake) {
     struct lk_batch *batch;
     enum lk_mark mark;
     bool any = false;
     while (intake->in_flight && (mark = lk_engine_poll(intake->engine, &batch)) != LK_MARK_NONE) {
+        if (mark == LK_MARK_BROKEN)
+            lk_device_broken(intake);
         if (mark == LK_MARK_FENCED)
             fence(intake, batch->owner);
         else

@@ -40,19 +40,19 @@ static int open_memory(struct lk_intake *intake, uint32_t index, char *why, size
         snprintf(why, why_bytes, "[pool %s]: %s", config->name, text);
         return -EINVAL;
     }
-    uint64_t pages = lk_pool_fitting_pages(intake->engine, config);
+    uint64_t pages = lk_pool_fitting_pages(intake->device, config);
     if (pages == 0) {
         snprintf(why, why_bytes,
                  "[pool %s] memory: %llu bytes hold not even %u pages, they take %llu",
                  config->name, (unsigned long long)config->memory_bytes, LK_QUAD_PAGES,
-                 (unsigned long long)lk_engine_pool_bytes(intake->engine, &config->geometry,
+                 (unsigned long long)lk_engine_pool_bytes(intake->device, &config->geometry,
                                                           LK_QUAD_PAGES));
         return -EINVAL;
     }
     pool->config = config;
     pool->index = index;
     pool->max_tokens = lk_pool_max_tokens(config, pages);
-    pool->memory_bytes = lk_engine_pool_bytes(intake->engine, &config->geometry, pages);
+    pool->memory_bytes = lk_engine_pool_bytes(intake->device, &config->geometry, pages);
     int rc = lk_engine_pool_open(intake->engine, &config->geometry, pages, &pool->view, &pool->fd,
                                  why, why_bytes);
     if (rc)
@@ -175,6 +175,7 @@ int lk_intake_open(const struct lk_config *config, struct lk_engine *engine, str
     }
     intake->config = *config;
     intake->engine = engine;
+    intake->device = lk_engine_device(engine);
     intake->pools = config->pools;
     intake->workspace_bytes = lk_workspace_bytes(config);
     intake->boot_epoch = intake->now_ns = intake->alive_ns = lk_intake_now_ns();
@@ -368,8 +369,17 @@ static void add_channel_call(struct lk_intake *intake, void *argument) {
 int lk_intake_channel_add(struct lk_intake *intake, const struct lk_channel_open *open, char *why,
                           size_t why_bytes) {
     struct add_call call = {open, why, why_bytes, 0};
+    int rc = lk_engine_map(intake->engine, open->arena, open->arena_bytes, why, why_bytes);
+    if (rc)
+        return rc;
     lk_intake_call(intake, add_channel_call, &call);
+    if (call.rc)
+        lk_engine_unmap(intake->engine, open->arena);
     return call.rc;
+}
+
+void lk_intake_channel_forget(struct lk_intake *intake, uint8_t *arena) {
+    lk_engine_unmap(intake->engine, arena);
 }
 
 static void remove_channel_call(struct lk_intake *intake, void *argument) {

@@ -77,12 +77,16 @@ int lk_intake_start(struct lk_intake *intake); /* the thread */
 void lk_intake_stop(struct lk_intake *intake);
 void lk_intake_close(struct lk_intake *intake);
 
-/* Calls from other threads; block until carried out (microseconds). */
+/* Calls from other threads; block until carried out (microseconds; on a GPU adding a channel takes
+ * some tenths of a second a GiB of arena, which only the caller waits for). */
 int lk_intake_channel_add(struct lk_intake *intake, const struct lk_channel_open *open, char *why,
                           size_t why_bytes);
 /* The client is gone: take no more of it, free all when the device is done, then `released`. Also
  * for a living client that must go. */
 void lk_intake_channel_remove(struct lk_intake *intake, uint32_t id);
+/* After `released`, before the arena is unmapped: the device forgets it. Also of a channel that was
+ * never added. */
+void lk_intake_channel_forget(struct lk_intake *intake, uint8_t *arena);
 void lk_intake_drain(struct lk_intake *intake,
                      bool drain); /* draining: SEQUENCE_CREATE and LEASE_OPEN are refused */
 void lk_intake_limits(struct lk_intake *intake,

@@ -19,12 +19,11 @@ uint64_t lk_pool_max_tokens(const struct lk_pool_config *config, uint64_t pages)
     return config->max_tokens ? least(config->max_tokens, capacity) : capacity;
 }
 
-uint64_t lk_pool_fitting_pages(const struct lk_engine *engine,
-                               const struct lk_pool_config *config) {
+uint64_t lk_pool_fitting_pages(enum lk_device device, const struct lk_pool_config *config) {
     uint64_t low = 0, high = PAGES_MAX / LK_QUAD_PAGES; /* in quads: low fits, high does not */
     while (high - low > 1) {
         uint64_t middle = low + (high - low) / 2;
-        if (lk_engine_pool_bytes(engine, &config->geometry, middle * LK_QUAD_PAGES) <=
+        if (lk_engine_pool_bytes(device, &config->geometry, middle * LK_QUAD_PAGES) <=
             config->memory_bytes)
             low = middle;
         else
@@ -36,28 +35,29 @@ uint64_t lk_pool_fitting_pages(const struct lk_engine *engine,
 
 /* Largest over the rows of one query, by sample, scan and budget: workspace has a peak where a
  * scan's second pass covers nearly all pages, so budgets are tried in small steps. */
-static uint64_t sparse_row_bytes(struct lk_row *row) {
+static uint64_t sparse_row_bytes(enum lk_device device, struct lk_row *row) {
     uint64_t largest = 0, pages = lk_row_pages(row);
     row->exact = 0;
     row->tokens = 1;
-    for (uint64_t budget = 1; budget <= 2 * pages; budget += 1 + budget / 16)
+    uint64_t most_pages = least(pages, lk_engine_budget_pages(device));
+    for (uint64_t budget = 1; budget <= 2 * most_pages; budget += 1 + budget / 16)
         for (uint32_t scan = LK_FULL; scan <= LK_TREE; scan++)
             for (uint32_t sampled = 0; sampled < 2; sampled++) {
-                row->budget_pages = (uint32_t)least(budget, pages);
+                row->budget_pages = (uint32_t)least(budget, most_pages);
                 row->budget_tokens = row->budget_pages * row->pool->geometry.page_tokens;
                 row->scan = scan;
                 row->sampled = sampled * (row->budget_pages / 2);
-                largest = most(largest, lk_engine_row_workspace(NULL, row));
+                largest = most(largest, lk_engine_row_workspace(device, row));
             }
     return largest;
 }
 
-static uint64_t exact_row_bytes(struct lk_row *row, uint64_t tokens_max) {
+static uint64_t exact_row_bytes(enum lk_device device, struct lk_row *row, uint64_t tokens_max) {
     uint64_t largest = 0;
     row->exact = 1;
     for (uint64_t tokens = 1; tokens < 2 * tokens_max; tokens *= 2) {
         row->tokens = (uint32_t)least(tokens, tokens_max);
-        largest = most(largest, lk_engine_row_workspace(NULL, row));
+        largest = most(largest, lk_engine_row_workspace(device, row));
     }
     return largest;
 }
@@ -65,15 +65,16 @@ static uint64_t exact_row_bytes(struct lk_row *row, uint64_t tokens_max) {
 static uint64_t largest_row_bytes(const struct lk_config *config,
                                   const struct lk_pool_config *pool) {
     struct lk_pool_view view = {.geometry = pool->geometry};
-    view.pages = lk_pool_fitting_pages(NULL, pool);
+    view.pages = lk_pool_fitting_pages(config->resolved, pool);
     struct lk_row row = {.pool = &view,
                          .length = lk_pool_max_tokens(pool, view.pages),
                          .table_shift = 2,
                          .recent_pages = 1};
     if (row.length == 0)
         return 0;
-    uint64_t sparse = sparse_row_bytes(&row);
-    return most(sparse, exact_row_bytes(&row, least(config->max_row_tokens, row.length)));
+    uint64_t sparse = sparse_row_bytes(config->resolved, &row);
+    return most(sparse,
+                exact_row_bytes(config->resolved, &row, least(config->max_row_tokens, row.length)));
 }
 
 uint64_t lk_workspace_bytes(const struct lk_config *config) {

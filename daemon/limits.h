@@ -29,14 +29,15 @@
 
 /* Of a batch. A row that appends or writes more than the batch has left waits for the next one; an
  * empty batch takes any row. */
-#define LK_BATCH_COPIES 16384
+#define LK_BATCH_COPIES LK_BATCH_COPIES_MAX
 #define LK_BATCH_TOKENS 16384 /* of rows of several tokens: bounds how long others wait */
-/* Products of a query and a key's channel in rows of several tokens: some 20 ms on two cores, for
- * which a decode step beside them may have to wait. Longer rows go in parts, one a batch. */
+/* Products of a query and a key's channel in rows of several tokens, times the device's part
+ * factor: some 20 ms on two cores, for which a decode step beside them may have to wait. Longer
+ * rows go in parts, one a batch. */
 #define LK_BATCH_PRODUCTS  (UINT64_C(1) << 28)
 #define LK_PART_TOKENS_MIN 16 /* a page's keys are read for so many queries at least */
-#define LK_BATCH_SLOTS     LK_ROW_TOKENS_MAX
-#define LK_BATCH_BUILDS    (LK_ROW_TOKENS_MAX + LK_BATCH_COPIES) /* every token seals a page */
+#define LK_BATCH_SLOTS     LK_BATCH_SLOTS_MAX
+#define LK_BATCH_BUILDS    LK_BATCH_BUILDS_MAX /* every token seals a page */
 #define LK_BATCH_WRITES    LK_BATCH_ROWS_MAX
 #define LK_BATCH_ITEMS     (2 * LK_BATCH_ROWS_MAX + 64) /* rows, writes, lists that wait for it */
 
@@ -56,6 +57,7 @@ _Static_assert(sizeof(struct lk_step_desc) + 10 * sizeof(struct lk_row_desc) == 
 _Static_assert(LK_BATCH_COPIES >= 1024 * LK_QUAD_PAGES,
                "a quad's pages of all layers (config.c: at most 1024) fit a batch");
 _Static_assert(LK_ROWS_MAX <= LK_BATCH_ROWS_MAX, "a submission's rows fit a batch");
+_Static_assert(LK_ROW_TOKENS_MAX <= LK_BATCH_SLOTS, "a row's slots fit a batch");
 _Static_assert(LK_LIST_MAX <= LK_BATCH_SLOTS, "a list of page ids fits where slots do");
 
 /* Workspace of each batch in flight: as configured, or twice what the largest row takes that the
@@ -64,6 +66,6 @@ uint64_t lk_workspace_bytes(const struct lk_config *config);
 /* Tokens that a sequence of the pool may have. */
 uint64_t lk_pool_max_tokens(const struct lk_pool_config *config, uint64_t pages);
 /* Pages that fit into the pool's memory: whole extents, or whole quads where there is no extent. */
-uint64_t lk_pool_fitting_pages(const struct lk_engine *engine, const struct lk_pool_config *config);
+uint64_t lk_pool_fitting_pages(enum lk_device device, const struct lk_pool_config *config);
 
 #endif

@@ -71,6 +71,8 @@ const char *lk_memory_invalid(const struct lk_config *config, char *text, size_t
     uint64_t wanted = 0, available = lk_memory_available();
     char one[16], all[16], have[16];
     uint32_t largest = 0;
+    if (config->resolved == LK_DEVICE_CUDA) /* the GPU's: the engine asks for it */
+        return NULL;
     for (uint32_t i = 0; i < config->pools; i++) {
         uint64_t memory = config->pool[i].memory_bytes;
         wanted = wanted > UINT64_MAX - memory ? UINT64_MAX : wanted + memory;
@@ -156,7 +158,10 @@ static void look_for_huge_pages(struct lk_memory_report *report) {
 
 void lk_memory_settle(const struct lk_config *config, const struct lk_placement *placement,
                       struct lk_intake *intake, struct lk_memory_report *ret) {
-    *ret = (struct lk_memory_report){.locked = config->memlock, .on_node = -1, .words = ""};
+    bool host = config->resolved != LK_DEVICE_CUDA;
+    *ret = (struct lk_memory_report){.locked = config->memlock && host, .on_node = -1, .words = ""};
+    if (!host)
+        return;
     if (config->memlock || placement->memory_bound)
         for (uint32_t i = 0; i < config->pools; i++)
             settle_pool(config, placement, intake, i, ret);

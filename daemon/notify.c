@@ -4,6 +4,7 @@
  */
 #include "notify.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <systemd/sd-daemon.h>
 #include <time.h>
@@ -39,6 +40,10 @@ void lk_notify_reloading(void) {
 void lk_notify_stopping(const char *status, uint64_t at_most_seconds) {
     sd_notifyf(0, "STOPPING=1\nEXTEND_TIMEOUT_USEC=%" PRIu64 "\nSTATUS=%s",
                at_most_seconds * 1000000, status);
+}
+
+void lk_notify_broken(const char *why) {
+    sd_notifyf(0, "STATUS=%s\nERRNO=%d", why, EIO);
 }
 
 uint64_t lk_notify_feed(struct lk_notify *notify, uint64_t now_ns, struct lk_intake *intake) {

@@ -27,6 +27,8 @@ void lk_notify_ready(const char *status);
 void lk_notify_status(const char *status);
 void lk_notify_reloading(void); /* lk_notify_ready() ends it */
 void lk_notify_stopping(const char *status, uint64_t at_most_seconds);
+/* The process ends at once, for this reason. Any thread. */
+void lk_notify_broken(const char *why);
 /* Feeds the watchdog if it is time and intake lives. -> next_ns, UINT64_MAX without a watchdog. */
 uint64_t lk_notify_feed(struct lk_notify *notify, uint64_t now_ns, struct lk_intake *intake);
 

@@ -41,9 +41,11 @@ static const char *peer_words(const struct lk_peer *peer, char text[96]) {
 
 /* ---- ends ---- */
 
-static void forget(struct lk_peer *peer) {
+static void forget(struct lk_server *server, struct lk_peer *peer) {
     if (peer->fd >= 0)
         close(peer->fd); /* leaves the epoll by itself */
+    if (peer->memory.arena)
+        lk_intake_channel_forget(server->intake, peer->memory.arena);
     lk_channel_memory_destroy(&peer->memory);
     peer->fd = -1;
     peer->state = LK_PEER_FREE;
@@ -52,7 +54,7 @@ static void forget(struct lk_peer *peer) {
 void lk_peer_hang_up(struct lk_server *server, struct lk_peer *peer) {
     char words[96];
     if (peer->state != LK_PEER_OPEN) {
-        forget(peer);
+        forget(server, peer);
         return;
     }
     close(peer->fd);
@@ -66,7 +68,7 @@ void lk_peer_hang_up(struct lk_server *server, struct lk_peer *peer) {
 void lk_peer_released(struct lk_server *server, struct lk_peer *peer) {
     if (peer->state == LK_PEER_OPEN)
         lk_peer_hang_up(server, peer);
-    forget(peer);
+    forget(server, peer);
 }
 
 static void send_refusal(int fd, int error, const char *why) {
@@ -105,7 +107,7 @@ void lk_peer_expire(struct lk_server *server, struct lk_peer *peer) {
         snprintf(why, sizeof(why), "nothing was said for %d seconds", LK_GREETING_SECONDS);
         refuse(server, peer, -ETIMEDOUT, why);
     } else {
-        forget(peer);
+        forget(server, peer);
     }
 }
 
@@ -404,7 +406,7 @@ void lk_peer_serve(struct lk_server *server, struct lk_peer *peer) {
     union message message;
     char why[LK_REASON_BYTES] = "";
     if (peer->state == LK_PEER_REFUSED) /* only a hang-up is waited for */
-        forget(peer);
+        forget(server, peer);
     for (int i = 0; i < MESSAGES_PER_TURN; i++) {
         if (peer->state != LK_PEER_GREETING && peer->state != LK_PEER_OPEN)
             return;

@@ -35,6 +35,9 @@ struct starter {
 static int open_engine(const struct lk_config *config, struct lk_started *started, char *why,
                        size_t bytes) {
     struct lk_engine_options options = {
+        .device = config->resolved,
+        .gpu = config->gpu,
+        .max_row_tokens = config->max_row_tokens,
         .threads = started->placement.threads,
         .cpus = started->placement.pinned ? started->placement.cpus : NULL,
         .spin_us = config->spin_us,
@@ -129,9 +132,21 @@ static void check_workspace(const struct lk_config *config) {
                lk_memory_text(config->workspace_bytes, set), lk_memory_text(bytes, largest));
 }
 
-int lk_start(const struct lk_config *config, struct lk_started *ret, char *why, size_t why_bytes) {
+static void choose_device(struct lk_config *config) {
+    struct lk_geometry geometries[LK_POOLS_MAX];
+    char why[256];
+    for (uint32_t i = 0; i < config->pools; i++)
+        geometries[i] = config->pool[i].geometry;
+    config->resolved =
+        lk_engine_choose(config->device, config->gpu, geometries, config->pools, why, sizeof(why));
+    if (config->device == LK_DEVICE_AUTO && config->resolved == LK_DEVICE_CPU)
+        lk_log(LK_LOG_DEBUG, "device auto is the CPU: %s", why);
+}
+
+int lk_start(struct lk_config *config, struct lk_started *ret, char *why, size_t why_bytes) {
     static struct starter starter; /* outlives this call where it is stopped */
     *ret = (struct lk_started){0};
+    choose_device(config);
     if (lk_memory_invalid(config, why, why_bytes))
         return EX_OSERR;
     check_workspace(config);

@@ -24,7 +24,7 @@ struct lk_started {
 
 /* Main thread, signals blocked. -> 0 and intake runs; an exit code with a sentence in why, ret
  * holds what there is; LK_START_STOPPED: SIGTERM or SIGINT came first, and the caller can only
- * exit, for the thread is still at it. */
-int lk_start(const struct lk_config *config, struct lk_started *ret, char *why, size_t why_bytes);
+ * exit, for the thread is still at it. Decides what device `auto` is: config->resolved. */
+int lk_start(struct lk_config *config, struct lk_started *ret, char *why, size_t why_bytes);
 
 #endif

@@ -31,6 +31,7 @@ struct lk_call { /* another thread's question, carried out between two ticks */
 struct lk_intake {
     struct lk_config config; /* limits are the newest, all else as at start */
     struct lk_engine *engine;
+    enum lk_device device;
     uint64_t boot_epoch, workspace_bytes;
     struct lk_ledger ledger;
     struct lk_pool pool[LK_POOLS_MAX];
@@ -143,7 +144,8 @@ enum lk_reason lk_row_too_large(const struct lk_intake *intake, const struct lk_
                                 struct lk_refusal *ret);
 /* The part of a row that goes into one batch: from its token `from` on -> its tokens. A row of one
  * token, or that only appends, is one part. */
-uint32_t lk_row_part(const struct lk_row *whole, uint32_t from, struct lk_row *ret);
+uint32_t lk_row_part(enum lk_device device, const struct lk_row *whole, uint32_t from,
+                     struct lk_row *ret);
 /* Places the next part of the submission's next row. -> false: not in this batch. */
 typedef bool lk_place_fn(struct lk_intake *intake, struct lk_work *work,
                          struct lk_submission *submission);
@@ -157,6 +159,8 @@ struct lk_row *lk_place_row(const struct lk_intake *intake, struct lk_work *work
                             const struct lk_row *row);
 
 /* ---- finish.c ---- */
+/* Ends the process with the engine's reason: no result can be trusted any more. */
+_Noreturn void lk_device_broken(const struct lk_intake *intake);
 /* Takes all marks that were passed -> whether there was one. */
 bool lk_finish_batches(struct lk_intake *intake);
 /* Frees a removed channel of which nothing is in flight -> true: it is gone. */

@@ -89,7 +89,14 @@ void lk_fill_row(const struct lk_submission *s, uint32_t index, const struct lk_
 
 enum lk_reason lk_row_too_large(const struct lk_intake *intake, const struct lk_row *row,
                                 struct lk_refusal *ret) {
-    uint64_t bytes = lk_engine_row_workspace(intake->engine, row);
+    uint64_t page_tokens = row->pool->geometry.page_tokens;
+    uint64_t budget = (uint64_t)lk_engine_budget_pages(intake->device) * page_tokens;
+    uint64_t longest = (uint64_t)lk_engine_row_pages(intake->device) * page_tokens;
+    if (!row->exact && row->tokens && row->budget_tokens > budget)
+        return found(ret, LK_REASON_BUDGET_DEVICE, row->budget_tokens, budget);
+    if (row->length > longest)
+        return found(ret, LK_REASON_LENGTH_DEVICE, row->length, longest);
+    uint64_t bytes = lk_engine_row_workspace(intake->device, row);
     if (bytes > intake->workspace_bytes)
         return found(ret, LK_REASON_WORKSPACE, bytes, intake->workspace_bytes);
     return LK_REASON_NONE;
@@ -101,10 +108,14 @@ static uint64_t query_products(const struct lk_row *row, uint64_t length) {
     return length * g->kv_heads * g->group * g->head_dim;
 }
 
+static uint64_t batch_products(enum lk_device device) {
+    return LK_BATCH_PRODUCTS * lk_engine_part_factor(device);
+}
+
 /* Where a part ends depends on the row alone, and so do the bits of its results. */
-static uint32_t part_tokens(const struct lk_row *whole, uint32_t from) {
+static uint32_t part_tokens(enum lk_device device, const struct lk_row *whole, uint32_t from) {
     uint64_t left = whole->tokens - from, length = whole->length - left + 1;
-    uint64_t tokens = LK_BATCH_PRODUCTS / query_products(whole, length);
+    uint64_t tokens = batch_products(device) / query_products(whole, length);
     if (tokens > length) /* its last query sees no more than twice what its first does */
         tokens = length;
     if (tokens < LK_PART_TOKENS_MIN)
@@ -112,14 +123,15 @@ static uint32_t part_tokens(const struct lk_row *whole, uint32_t from) {
     return (uint32_t)(tokens < left ? tokens : left);
 }
 
-uint32_t lk_row_part(const struct lk_row *whole, uint32_t from, struct lk_row *ret) {
+uint32_t lk_row_part(enum lk_device device, const struct lk_row *whole, uint32_t from,
+                     struct lk_row *ret) {
     const struct lk_geometry *g = &whole->pool->geometry;
     uint64_t key = (uint64_t)g->kv_heads * g->head_dim * whole->pool->layout.element_bytes;
     uint64_t heads = (uint64_t)g->kv_heads * g->group;
     *ret = *whole;
     if (whole->tokens <= 1)
         return whole->tokens ? whole->tokens : whole->append;
-    uint32_t tokens = part_tokens(whole, from);
+    uint32_t tokens = part_tokens(device, whole, from);
     ret->length = whole->length - whole->tokens + from + tokens;
     ret->tokens = tokens;
     ret->q = (const uint8_t *)whole->q + from * key * g->group;
@@ -135,13 +147,13 @@ uint32_t lk_row_part(const struct lk_row *whole, uint32_t from, struct lk_row *r
 
 struct lk_row *lk_place_row(const struct lk_intake *intake, struct lk_work *work,
                             const struct lk_row *row) {
-    uint64_t bytes = lk_engine_row_workspace(intake->engine, row);
+    uint64_t bytes = lk_engine_row_workspace(intake->device, row);
     uint64_t tokens = row->tokens > row->append ? row->tokens : row->append;
     uint64_t products = row->tokens > 1 ? row->tokens * query_products(row, row->length) : 0;
     if (work->batch.row_count >= intake->config.batch_rows || lk_work_full(work) ||
         bytes > intake->workspace_bytes - work->workspace_used ||
         (work->tokens && work->tokens + tokens > LK_BATCH_TOKENS) ||
-        (work->products && products && work->products + products > LK_BATCH_PRODUCTS))
+        (work->products && products && work->products + products > batch_products(intake->device)))
         return NULL;
     struct lk_row *place = &work->rows[work->batch.row_count++];
     *place = *row;
@@ -261,7 +273,7 @@ static bool place(struct lk_intake *intake, struct lk_work *work, struct lk_subm
         lk_find_sequence(intake, s->channel, desc->handle, s->desc->step.pool, &sequence, &refusal);
     LK_ASSERT(reason == LK_REASON_NONE);
     lk_fill_row(s, s->next_row, sequence->pool, end, &whole);
-    uint32_t tokens = lk_row_part(&whole, s->next_token, &row);
+    uint32_t tokens = lk_row_part(intake->device, &whole, s->next_token, &row);
     struct lk_sequence_layer *layer = &sequence->layer[desc->layer];
     uint64_t closes = row.append / sequence->pool->view.geometry.page_tokens + 1;
     if (layer->batch_serial == work->serial ||

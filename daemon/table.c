@@ -83,7 +83,7 @@ static bool place_attend(struct lk_intake *intake, struct lk_work *work, struct 
     if (!lk_lease_may(lease, work->serial, LK_STAGE_ATTEND, desc->layer))
         return false;
     fill_table_row(s, s->next_row, lease, &whole);
-    uint32_t tokens = lk_row_part(&whole, s->next_token, &row);
+    uint32_t tokens = lk_row_part(intake->device, &whole, s->next_token, &row);
     struct lk_row *placed = lk_place_row(intake, work, &row);
     if (!placed)
         return false;

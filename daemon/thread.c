@@ -144,6 +144,8 @@ static void launch(struct lk_intake *intake) {
     intake->in_flight++;
     intake->batches++;
     int rc = lk_engine_launch(intake->engine, &work->batch);
+    if (rc == -EIO)
+        lk_device_broken(intake);
     LK_ASSERT(rc == 0);
 }
 
@@ -315,7 +317,7 @@ static void *run_thread(void *argument) {
             intake->now_ns = lk_intake_now_ns();
         if (busy || again) {
             busy_ns = intake->now_ns;
-        } else if (intake->now_ns - busy_ns >= spin_ns) {
+        } else if (intake->now_ns - busy_ns >= spin_ns && !lk_engine_hot(intake->engine)) {
             again = nap(intake);
             busy_ns = intake->now_ns;
         } else {

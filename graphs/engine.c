@@ -1,300 +1,38 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * engine.c - batches in flight on the CPU: their order, their marks, their memory.
- *
- * Idea: there is no thread that drives a batch. Whoever finishes the last task of a stage advances
- * the batch: it lays out and publishes the next stage that has tasks, passes the fence, and after
- * the last stage starts the batch that waits. A launch that finds the engine idle does the same
- * from the caller's thread. `queued` decides between the two: it counts batches launched and not
- * yet done, and whoever takes it from 0, or leaves it above 0, starts the next.
- *
- *     launch: slot filled, queued += 1 -- was 0 --> start ---> advance ... advance
- *                                                     ^                       |
- *                                                     +---- still above 0 ----+ DONE, queued -= 1
- *
- * Marks are a count: each batch passes two, in order, so mark i belongs to the i/2-th batch
- * launched. Pair: M1 marks added to, then `sleeping` loaded (worker) against M2 `sleeping` stored,
- * then marks loaded (caller), in one total order: one of the two sees the other.
- *
- * Invariants: a batch is not touched after its DONE; phase_ns is complete at FENCED but for
- * LK_PHASE_BUILD, which is written just before DONE.
+ * engine.c - which device serves, and what is the same for all of them. See engine.h, backend.h.
  */
-#include "engine.h"
-
 #include <errno.h>
-#include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/eventfd.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "../kernels/cpu/cpu.h"
-#include "memory.h"
-#include "plan.h"
-#include "workers.h"
+#include "backend.h"
 
-#define POOLS_MAX 64 /* far above what a daemon configures */
-#define MARKS     2  /* of a batch: FENCED, DONE */
-#define ALIGN     64 /* of rows' workspaces */
+/* On a GPU a part of 2^34 products takes some milliseconds, as 2^28 do on two CPU cores. */
+#define CUDA_PART_FACTOR 64
 
-struct run { /* the batch that runs; belongs to whoever advances it */
-    struct lk_batch *batch;
-    struct lk_plan *plan;
-    uint32_t stage;
-    uint64_t since_ns, build_ns;
-};
+/* ---- choice ---- */
 
-struct lk_engine {
-    struct lk_workers *workers;
-    struct lk_batch *slot[LK_BATCHES_IN_FLIGHT];
-    _Atomic uint32_t queued;
-    _Atomic uint64_t marks;
-    _Atomic bool sleeping;
-    uint64_t launched, seen; /* batches; marks. The caller's */
-    uint64_t started;        /* batches; of whoever starts one */
-    struct run run;
-    int event;
-    struct lk_plan plan[LK_PLAN_BUCKETS];
-    struct lk_memory workspace[LK_BATCHES_IN_FLIGHT];
-    struct lk_memory pool[POOLS_MAX];
-    uint32_t pools;
-    char text[64];
-};
-
-static uint64_t now_ns(void) {
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
-
-/* ---- advancing: on whichever thread holds the run ---- */
-
-static void pass_mark(struct lk_engine *engine) {
-    uint64_t one = 1;
-
-    atomic_fetch_add(&engine->marks, 1); /* M1 */
-    if (atomic_load(&engine->sleeping) && write(engine->event, &one, sizeof one) < 0)
-        return; /* EAGAIN: the counter is full, so the descriptor is readable already */
-}
-
-static void start(struct lk_engine *engine) {
-    struct run *run = &engine->run;
-
-    run->batch = engine->slot[engine->started++ % LK_BATCHES_IN_FLIGHT];
-    run->plan = &engine->plan[0];
-    while (run->plan->bucket < run->batch->bucket)
-        run->plan++;
-    run->stage = 0;
-    run->build_ns = 0;
-}
-
-static void clock_stage(struct run *run) {
-    enum lk_phase phase = lk_plan_phase(run->stage);
-    uint64_t spent = now_ns() - run->since_ns;
-
-    if (phase == LK_PHASE_BUILD)
-        run->build_ns += spent;
-    else
-        run->batch->phase_ns[phase] += spent;
-}
-
-/* Publish the next stage that has tasks -> true; false: the batch has none left. */
-static bool publish_next(struct lk_engine *engine) {
-    struct run *run = &engine->run;
-
-    for (; run->stage < lk_plan_stages(); run->stage++) {
-        if (run->stage == lk_plan_fence())
-            pass_mark(engine);
-        run->since_ns = now_ns();
-        uint32_t tasks = lk_plan_layout(run->plan, run->stage, run->batch);
-        if (tasks) {
-            lk_workers_publish(engine->workers, tasks);
-            return true;
-        }
-    }
-    return false;
-}
-
-static void advance(struct lk_engine *engine) {
-    while (!publish_next(engine)) {
-        engine->run.batch->phase_ns[LK_PHASE_BUILD] = engine->run.build_ns;
-        pass_mark(engine);
-        if (atomic_fetch_sub(&engine->queued, 1) == 1)
-            return;
-        start(engine);
-    }
-}
-
-static void stage_done(void *context) {
-    struct lk_engine *engine = context;
-
-    clock_stage(&engine->run);
-    engine->run.stage++;
-    advance(engine);
-}
-
-static void run_task(void *context, uint32_t task) {
-    const struct run *run = &((struct lk_engine *)context)->run;
-
-    lk_plan_run(run->plan, run->stage, run->batch, task);
-}
-
-/* ---- batches: the caller's thread ---- */
-
-static uint32_t bucket_of(uint32_t rows) {
-    uint32_t bucket = 1;
-
-    while (bucket < rows)
-        bucket *= 2;
-    return bucket;
-}
-
-uint64_t lk_engine_row_workspace(const struct lk_engine *engine, const struct lk_row *row) {
-    (void)engine;
-    return (lk_cpu_row_workspace_bytes(row) + ALIGN - 1) / ALIGN * ALIGN;
-}
-
-/* Give each row its workspace. -ENOSPC: they do not fit. */
-static int place_rows(struct lk_engine *engine, struct lk_batch *batch) {
-    struct lk_memory *space = &engine->workspace[engine->launched % LK_BATCHES_IN_FLIGHT];
-    uint64_t used = 0;
-
-    for (uint32_t i = 0; i < batch->row_count; i++) {
-        struct lk_row *row = &batch->rows[i];
-        uint64_t bytes = lk_engine_row_workspace(engine, row);
-        if (bytes > space->bytes - used)
-            return -ENOSPC;
-        row->workspace = space->at + used;
-        used += bytes;
-        row->score_bytes = row->select_bytes = row->attend_bytes = 0;
-    }
-    return 0;
-}
-
-int lk_engine_launch(struct lk_engine *engine, struct lk_batch *batch) {
-    if (engine->launched - engine->seen / MARKS >= LK_BATCHES_IN_FLIGHT)
-        return -EAGAIN;
-    if (batch->row_count > LK_BATCH_ROWS_MAX)
-        return -EINVAL;
-    int error = place_rows(engine, batch);
-    if (error)
-        return error;
-    batch->bucket = bucket_of(batch->row_count);
-    memset(batch->phase_ns, 0, sizeof batch->phase_ns);
-    engine->slot[engine->launched++ % LK_BATCHES_IN_FLIGHT] = batch;
-    if (atomic_fetch_add(&engine->queued, 1) == 0) {
-        start(engine);
-        advance(engine);
-    }
-    return 0;
-}
-
-enum lk_mark lk_engine_poll(struct lk_engine *engine, struct lk_batch **ret) {
-    if (engine->seen == atomic_load(&engine->marks))
-        return LK_MARK_NONE;
-    *ret = engine->slot[engine->seen / MARKS % LK_BATCHES_IN_FLIGHT];
-    return engine->seen++ % MARKS ? LK_MARK_DONE : LK_MARK_FENCED;
-}
-
-int lk_engine_fd(const struct lk_engine *engine) {
-    return engine->event;
-}
-
-void lk_engine_sleep(struct lk_engine *engine, bool sleeping) {
-    uint64_t drained;
-
-    atomic_store(&engine->sleeping, sleeping); /* M2 */
-    if (!sleeping && read(engine->event, &drained, sizeof drained) < 0)
-        return; /* EAGAIN: nothing to drain */
-}
-
-/* ---- opening ---- */
-
-static int open_workers(struct lk_engine *engine, const struct lk_engine_options *options,
-                        char *why, size_t why_bytes) {
-    struct lk_workers_options workers = {.threads = options->threads,
-                                         .spin_us = options->spin_us,
-                                         .cpus = options->cpus,
-                                         .run = run_task,
-                                         .done = stage_done,
-                                         .context = engine};
-    int error = lk_workers_open(&workers, &engine->workers);
-
-    if (error)
-        snprintf(why, why_bytes, "%u worker threads: %s", options->threads, strerror(-error));
-    return error;
-}
-
-static int open_parts(struct lk_engine *engine, const struct lk_engine_options *options, char *why,
-                      size_t why_bytes) {
-    int error = 0;
-
-    for (uint32_t i = 0; i < LK_PLAN_BUCKETS && !error; i++)
-        error = lk_plan_open(&engine->plan[i], 1U << i);
-    engine->event = error ? -1 : eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (engine->event < 0) {
-        error = error ? error : -errno;
-        snprintf(why, why_bytes, "engine: %s", strerror(-error));
-        return error;
-    }
-    for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT && !error; i++)
-        error =
-            lk_memory_open(NULL, options->workspace_bytes, &engine->workspace[i], why, why_bytes);
-    return error ? error : open_workers(engine, options, why, why_bytes);
+enum lk_device lk_engine_choose(enum lk_device wanted, uint32_t gpu,
+                                const struct lk_geometry *geometries, uint32_t count, char *why,
+                                size_t why_bytes) {
+    why[0] = 0;
+    if (wanted != LK_DEVICE_AUTO)
+        return wanted;
+    int error = lk_cuda_engine_usable(gpu, why, why_bytes);
+    for (uint32_t i = 0; i < count && !error; i++)
+        error = lk_cuda_engine_holds(&geometries[i], why, why_bytes);
+    return error ? LK_DEVICE_CPU : LK_DEVICE_CUDA;
 }
 
 int lk_engine_open(const struct lk_engine_options *options, struct lk_engine **ret, char *why,
                    size_t why_bytes) {
-    int error = lk_cpu_open((enum lk_cpu_path)options->cpu_path);
-
-    if (error) {
-        snprintf(why, why_bytes, "this machine cannot run cpu path %u", options->cpu_path);
-        return error;
-    }
-    struct lk_engine *engine = calloc(1, sizeof *engine);
-    if (!engine) {
-        snprintf(why, why_bytes, "engine: %s", strerror(ENOMEM));
-        return -ENOMEM;
-    }
-    engine->event = -1;
-    error = open_parts(engine, options, why, why_bytes);
-    if (error) {
-        lk_engine_close(engine);
-        return error;
-    }
-    snprintf(engine->text, sizeof engine->text, "cpu %s, %u thread%s", lk_cpu_path_name(),
-             options->threads, options->threads == 1 ? "" : "s");
-    *ret = engine;
-    return 0;
+    if (options->device == LK_DEVICE_CUDA)
+        return lk_cuda_engine_open(options, ret, why, why_bytes);
+    return lk_cpu_engine_open(options, ret, why, why_bytes);
 }
 
-void lk_engine_close(struct lk_engine *engine) {
-    if (!engine)
-        return;
-    lk_workers_close(engine->workers);
-    for (uint32_t i = 0; i < engine->pools; i++)
-        lk_memory_close(&engine->pool[i]);
-    for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT; i++)
-        lk_memory_close(&engine->workspace[i]);
-    for (uint32_t i = 0; i < LK_PLAN_BUCKETS; i++)
-        lk_plan_close(&engine->plan[i]);
-    if (engine->event >= 0)
-        close(engine->event);
-    free(engine);
-}
-
-const char *lk_engine_describe(const struct lk_engine *engine) {
-    return engine->text;
-}
-
-/* ---- pools ---- */
-
-struct parts { /* offsets of a pool's parts, and the whole */
-    uint64_t kv, coarse, fine, super, bytes;
-};
+/* ---- sizes ---- */
 
 static uint64_t reserve(uint64_t *bytes, uint64_t count, uint64_t size) {
     uint64_t at = *bytes, page = 4096;
@@ -303,10 +41,10 @@ static uint64_t reserve(uint64_t *bytes, uint64_t count, uint64_t size) {
     return at;
 }
 
-static struct parts parts_of(const struct lk_geometry *g, const struct lk_layout *layout,
-                             uint64_t pages) {
+struct lk_parts lk_pool_parts(const struct lk_geometry *g, const struct lk_layout *layout,
+                              uint64_t pages) {
     uint64_t heads = (uint64_t)g->layers * g->kv_heads;
-    struct parts p = {0};
+    struct lk_parts p = {0};
 
     p.kv = reserve(&p.bytes, g->layers * pages, layout->page_bytes);
     p.coarse = reserve(&p.bytes, heads * pages, layout->coarse_stride);
@@ -315,37 +53,92 @@ static struct parts parts_of(const struct lk_geometry *g, const struct lk_layout
     return p;
 }
 
-uint64_t lk_engine_pool_bytes(const struct lk_engine *engine, const struct lk_geometry *geometry,
+int lk_pool_refused(uint32_t pools, uint64_t pages, char *why, size_t why_bytes) {
+    if (pools < LK_ENGINE_POOLS_MAX && pages && pages % LK_QUAD_PAGES == 0)
+        return 0;
+    snprintf(why, why_bytes, "pool %u (at most %d) of %llu pages (a multiple of %d)", pools + 1,
+             LK_ENGINE_POOLS_MAX, (unsigned long long)pages, LK_QUAD_PAGES);
+    return -EINVAL;
+}
+
+uint64_t lk_engine_pool_bytes(enum lk_device device, const struct lk_geometry *geometry,
                               uint64_t pages) {
     struct lk_layout layout;
 
-    (void)engine;
-    lk_cpu_layout(geometry, &layout);
-    return parts_of(geometry, &layout, pages).bytes;
+    if (device == LK_DEVICE_CUDA)
+        lk_cuda_engine_layout(geometry, &layout);
+    else
+        lk_cpu_layout(geometry, &layout);
+    return lk_pool_parts(geometry, &layout, pages).bytes;
+}
+
+uint64_t lk_engine_row_workspace(enum lk_device device, const struct lk_row *row) {
+    return device == LK_DEVICE_CUDA ? lk_cuda_engine_row_workspace(row)
+                                    : lk_cpu_engine_row_workspace(row);
+}
+
+uint32_t lk_engine_budget_pages(enum lk_device device) {
+    return device == LK_DEVICE_CUDA ? lk_cuda_engine_budget_pages() : UINT32_MAX;
+}
+
+uint32_t lk_engine_row_pages(enum lk_device device) {
+    return device == LK_DEVICE_CUDA ? lk_cuda_engine_row_pages() : UINT32_MAX;
+}
+
+uint32_t lk_engine_part_factor(enum lk_device device) {
+    return device == LK_DEVICE_CUDA ? CUDA_PART_FACTOR : 1;
+}
+
+/* ---- by device ---- */
+
+void lk_engine_close(struct lk_engine *engine) {
+    if (engine)
+        engine->backend->close(engine);
+}
+
+enum lk_device lk_engine_device(const struct lk_engine *engine) {
+    return engine->backend->device;
+}
+
+const char *lk_engine_describe(const struct lk_engine *engine) {
+    return engine->backend->describe(engine);
 }
 
 int lk_engine_pool_open(struct lk_engine *engine, const struct lk_geometry *geometry,
                         uint64_t pages, struct lk_pool_view *ret, int *ret_fd, char *why,
                         size_t why_bytes) {
-    struct lk_pool_view view = {.geometry = *geometry, .pages = pages};
+    return engine->backend->pool_open(engine, geometry, pages, ret, ret_fd, why, why_bytes);
+}
 
-    if (engine->pools == POOLS_MAX || pages == 0 || pages % LK_QUAD_PAGES) {
-        snprintf(why, why_bytes, "pool %u (at most %d) of %llu pages (a multiple of %d)",
-                 engine->pools + 1, POOLS_MAX, (unsigned long long)pages, LK_QUAD_PAGES);
-        return -EINVAL;
-    }
-    lk_cpu_layout(geometry, &view.layout);
-    struct parts parts = parts_of(geometry, &view.layout, pages);
-    struct lk_memory *memory = &engine->pool[engine->pools];
-    int error = lk_memory_open("locksd-pool", parts.bytes, memory, why, why_bytes);
-    if (error)
-        return error;
-    engine->pools++;
-    view.kv = memory->at + parts.kv;
-    view.coarse = memory->at + parts.coarse;
-    view.fine = memory->at + parts.fine;
-    view.super = memory->at + parts.super;
-    *ret = view;
-    *ret_fd = memory->fd;
-    return 0;
+int lk_engine_map(struct lk_engine *engine, void *at, uint64_t bytes, char *why, size_t why_bytes) {
+    return engine->backend->map ? engine->backend->map(engine, at, bytes, why, why_bytes) : 0;
+}
+
+void lk_engine_unmap(struct lk_engine *engine, void *at) {
+    if (engine->backend->unmap)
+        engine->backend->unmap(engine, at);
+}
+
+int lk_engine_launch(struct lk_engine *engine, struct lk_batch *batch) {
+    return engine->backend->launch(engine, batch);
+}
+
+enum lk_mark lk_engine_poll(struct lk_engine *engine, struct lk_batch **ret) {
+    return engine->backend->poll(engine, ret);
+}
+
+const char *lk_engine_trouble(const struct lk_engine *engine) {
+    return engine->backend->trouble ? engine->backend->trouble(engine) : "";
+}
+
+bool lk_engine_hot(const struct lk_engine *engine) {
+    return engine->backend->hot && engine->backend->hot(engine);
+}
+
+int lk_engine_fd(const struct lk_engine *engine) {
+    return engine->backend->fd(engine);
+}
+
+void lk_engine_sleep(struct lk_engine *engine, bool sleeping) {
+    engine->backend->sleep(engine, sleeping);
 }

@@ -12,6 +12,11 @@
  * launched later sees everything an earlier one did, its builds included.
  *
  * One thread calls all functions here (the intake thread), except where noted.
+ *
+ * Two devices stand behind it, chosen when it is opened: the CPU, and CUDA where the binary was
+ * built with it. A row's k, v, q, outputs and lists lie in memory made known by lk_engine_map();
+ * tables and slots are the daemon's own and may change once their batch is launched only as
+ * kernels.h says.
  */
 #ifndef LK_ENGINE_H
 #define LK_ENGINE_H
@@ -20,13 +25,34 @@
 
 #define LK_BATCH_ROWS_MAX    256 /* the largest rows bucket */
 #define LK_BATCHES_IN_FLIGHT 2   /* one runs, one waits: the device never idles between them */
+/* What else a batch may hold at most. */
+#define LK_BATCH_COPIES_MAX 16384
+#define LK_BATCH_SLOTS_MAX  65536                                      /* of all its writes */
+#define LK_BATCH_BUILDS_MAX (LK_BATCH_SLOTS_MAX + LK_BATCH_COPIES_MAX) /* before, and after */
 
 struct lk_engine;
 
+enum lk_device {
+    LK_DEVICE_AUTO = 0, /* counts as the CPU until lk_engine_choose() has decided */
+    LK_DEVICE_CPU,
+    LK_DEVICE_CUDA
+};
+
+/* What `wanted` means on this machine for pools of these geometries: AUTO is CUDA where the binary
+ * has its kernels, GPU number `gpu` answers and every pool can lie there. Where AUTO is the CPU
+ * although the binary has kernels, why says what stood against it; otherwise it is empty. Any
+ * thread, before lk_engine_open(). */
+enum lk_device lk_engine_choose(enum lk_device wanted, uint32_t gpu,
+                                const struct lk_geometry *geometries, uint32_t count, char *why,
+                                size_t why_bytes);
+
 struct lk_engine_options {
-    uint32_t threads; /* CPU workers, at least 1 */
-    const int *cpus;  /* [threads] to pin worker i to, or NULL */
-    uint32_t spin_us; /* workers spin so long for the next task before they sleep */
+    enum lk_device device;
+    uint32_t gpu;            /* CUDA: its number */
+    uint32_t max_row_tokens; /* CUDA: queries of a row at most; 0: any */
+    uint32_t threads;        /* CPU workers, at least 1 */
+    const int *cpus;         /* [threads] to pin worker i to, or NULL */
+    uint32_t spin_us;        /* workers spin so long for the next task before they sleep */
     uint64_t
         workspace_bytes; /* of each batch in flight; rows are admitted to a batch while they fit */
     uint32_t cpu_path;   /* enum lk_cpu_path; 0: best */
@@ -38,12 +64,14 @@ int lk_engine_open(const struct lk_engine_options *options, struct lk_engine **r
 void lk_engine_close(struct lk_engine *engine);
 const char *lk_engine_describe(const struct lk_engine *engine); /* "cpu avx512, 2 threads" */
 
-/* A pool's memory: one memfd (kv, coarse, fine, super in this order, each part page aligned),
- * populated, on huge pages where the kernel lends them. ret_fd stays the engine's; valid until
- * lk_engine_close(). bytes of `pages` pages: lk_engine_pool_bytes() (engine may be NULL before
- * there is one). -ENOMEM with the sizes in why.
+enum lk_device lk_engine_device(const struct lk_engine *engine); /* CPU or CUDA */
+
+/* A pool's memory: one allocation (kv, coarse, fine, super in this order, each part page aligned).
+ * CPU: a memfd, populated, on huge pages where the kernel lends them. CUDA: device memory, ret_fd
+ * its shareable handle (cuMemImportFromShareableHandle). ret_fd stays the engine's; valid until
+ * lk_engine_close(). -ENOMEM with the sizes in why, -ENOTSUP a geometry the device cannot hold.
  */
-uint64_t lk_engine_pool_bytes(const struct lk_engine *engine, const struct lk_geometry *geometry,
+uint64_t lk_engine_pool_bytes(enum lk_device device, const struct lk_geometry *geometry,
                               uint64_t pages);
 int lk_engine_pool_open(struct lk_engine *engine, const struct lk_geometry *geometry,
                         uint64_t pages, struct lk_pool_view *ret, int *ret_fd, char *why,
@@ -51,8 +79,20 @@ int lk_engine_pool_open(struct lk_engine *engine, const struct lk_geometry *geom
 
 /* Bytes of workspace a row takes in a batch; a function of the row alone. A row that exceeds the
  * whole workspace can never run: the daemon sizes workspaces by its largest row, before there is an
- * engine (then NULL), from the pool's geometry alone. */
-uint64_t lk_engine_row_workspace(const struct lk_engine *engine, const struct lk_row *row);
+ * engine, from the pool's geometry alone. */
+uint64_t lk_engine_row_workspace(enum lk_device device, const struct lk_row *row);
+/* Pages that a sparse row's budget may have at most on the device, and any row. */
+uint32_t lk_engine_budget_pages(enum lk_device device);
+uint32_t lk_engine_row_pages(enum lk_device device);
+/* How much faster than the CPU the device multiplies, roughly: how much longer the parts may be in
+ * which long rows run. */
+uint32_t lk_engine_part_factor(enum lk_device device);
+
+/* Makes memory that rows will point into (a client's arena) known to the device, and forgets it:
+ * nothing in flight names it any more. at: page aligned, mapped and populated. Any thread. -> 0 or
+ * -errno with a sentence in why. */
+int lk_engine_map(struct lk_engine *engine, void *at, uint64_t bytes, char *why, size_t why_bytes);
+void lk_engine_unmap(struct lk_engine *engine, void *at);
 
 enum lk_phase {
     LK_PHASE_COPY,
@@ -83,12 +123,19 @@ struct lk_batch {
     uint64_t phase_ns[LK_PHASES]; /* complete at FENCED, but for BUILD: at DONE */
 };
 
-/* -EAGAIN: two are in flight. */
+/* -EAGAIN: two are in flight. -EINVAL: more rows than a batch may have. -ENOSPC: the rows do not
+ * fit the workspace. -EIO: the device is broken, see lk_engine_trouble(). */
 int lk_engine_launch(struct lk_engine *engine, struct lk_batch *batch);
 
-enum lk_mark { LK_MARK_NONE, LK_MARK_FENCED, LK_MARK_DONE };
-/* The next mark some batch has passed, in order; NONE: nothing new. Never blocks. */
+enum lk_mark { LK_MARK_NONE, LK_MARK_FENCED, LK_MARK_DONE, LK_MARK_BROKEN };
+/* The next mark some batch has passed, in order; NONE: nothing new. BROKEN: the device failed, no
+ * result that was not fenced yet can be trusted, nothing will ever run again; ret is not written.
+ * Never blocks. */
 enum lk_mark lk_engine_poll(struct lk_engine *engine, struct lk_batch **ret);
+/* What broke, as a sentence. */
+const char *lk_engine_trouble(const struct lk_engine *engine);
+/* Marks are about to come from a device that cannot wake a sleeper at once: rather spin. */
+bool lk_engine_hot(const struct lk_engine *engine);
 /* An eventfd that becomes readable whenever a mark may have been passed while the caller slept.
  * Protocol: lk_engine_sleep(true), poll once more, sleep on it, lk_engine_sleep(false) (which also
  * drains it). */

@@ -139,6 +139,12 @@ static const struct reason reasons[LK_REASONS] = {
     [LK_REASON_DRAINING] = {"draining", ESHUTDOWN, "the daemon drains and takes nothing new"},
     [LK_REASON_CLOSING] = {"closing", ECONNRESET, "the connection is being closed"},
     [LK_REASON_DEVICE] = {"device", EIO, "the device failed with code {value}"},
+    [LK_REASON_BUDGET_DEVICE] = {"budget_device", EINVAL,
+                                 "a budget of {value} tokens is more than this device selects "
+                                 "from, {limit}"},
+    [LK_REASON_LENGTH_DEVICE] = {"length_device", EINVAL,
+                                 "a row of {value} tokens is longer than this device scores, "
+                                 "{limit}"},
 };
 
 static const struct reason *lookup(uint16_t reason) {

@@ -98,7 +98,7 @@ static int open_pool(struct bed *bed) {
                                    .dtype = LK_BF16};
     uint64_t quad = LK_QUAD_PAGES * PAGE_TOKENS;
     uint64_t pages = (bench->context + quad - 1) / quad * LK_QUAD_PAGES;
-    uint64_t bytes = lk_engine_pool_bytes(bed->engine, &geometry, pages);
+    uint64_t bytes = lk_engine_pool_bytes(LK_DEVICE_CPU, &geometry, pages);
     char needed[LK_WORD_BYTES], there[LK_WORD_BYTES];
     int fd;
     if (bytes > available_bytes()) {

@@ -43,8 +43,8 @@ static uint64_t pool_bytes(const struct replay_options *o, const struct replay_t
 
 static int start_daemon(const struct replay_options *o, const struct replay_trace *t,
                         struct replay_bed *bed, char *why) {
-    char text[12][64];
-    const char *sets[12];
+    char text[13][64];
+    const char *sets[13];
     uint64_t values[] = {t->layer_count,
                          t->kv_heads,
                          t->group,
@@ -63,6 +63,7 @@ static int start_daemon(const struct replay_options *o, const struct replay_trac
     snprintf(text[count++], sizeof(text[0]), "pool trace.budget=%" PRIu32, o->page_tokens);
     snprintf(text[count++], sizeof(text[0]), "limits.max_row_tokens=%d", REPLAY_CHUNK_TOKENS);
     snprintf(text[count++], sizeof(text[0]), "daemon.threads=%" PRIu32, o->threads);
+    snprintf(text[count++], sizeof(text[0]), "daemon.device=%s", o->device);
     for (size_t i = 0; i < count; i++)
         sets[i] = text[i];
     return lk_private_start(sets, count, READY_SECONDS, &bed->daemon, why, REPLAY_WHY_BYTES)

@@ -44,6 +44,7 @@ void replay_options_help(void) {
         "                       the Quest selector by it\n"
         "  --out FILE           write outputs, pages, weights and masses (safetensors)\n"
         "  --json               the report as JSON\n"
+        "  --device WHICH       of a private daemon: cpu, cuda or auto (auto)\n"
         "  --threads N          of a private daemon and of --compare (the processors there are)\n"
         "  --version, --help\n\n"
         "Words of the report\n"
@@ -121,6 +122,13 @@ static int take_scan(struct replay_options *o, const char *text, char *why) {
     return usage(why, "--scan: '%s' is none of full, coarse, nested, tree, auto", text);
 }
 
+static int take_device(struct replay_options *o, const char *text, char *why) {
+    if (strcmp(text, "auto") != 0 && strcmp(text, "cpu") != 0 && strcmp(text, "cuda") != 0)
+        return usage(why, "--device: '%s' is none of auto, cpu, cuda", text);
+    o->device = text;
+    return 0;
+}
+
 static int take_sampled(struct replay_options *o, const char *text, char *why) {
     uint64_t value;
     int rc = whole("--sampled", text, 0, INT32_MAX, &value, why);
@@ -165,6 +173,7 @@ static int option(struct replay_options *o, const char *name, const char *value,
         {"--layers", NULL, NULL, 0, 0, take_layers},
         {"--mass", NULL, NULL, 0, 0, take_mass},
         {"--scan", NULL, NULL, 0, 0, take_scan},
+        {"--device", NULL, NULL, 0, 0, take_device},
         {"--sampled", NULL, NULL, 0, 0, take_sampled},
     };
     for (size_t i = 0; i < sizeof(options) / sizeof(*options); i++) {
@@ -208,6 +217,7 @@ int replay_options_parse(int argc, char **argv, struct replay_options *ret, char
                                    .scan = LK_SCAN_FULL,
                                    .rank = 8,
                                    .page_tokens = 16,
+                                   .device = "auto",
                                    .threads = lk_parallel_processors()};
     for (int at = 1; at < argc; at++) {
         int rc = parse_one(argc, argv, &at, ret, why);

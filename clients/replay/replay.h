@@ -32,6 +32,7 @@
 
 struct replay_options { /* strings are argv's */
     const char *trace, *socket, *out;
+    const char *device;                              /* of a private daemon: auto, cpu, cuda */
     uint32_t layers[REPLAY_LAYERS_MAX], layer_count; /* 0: all there are */
     uint32_t budget;
     int64_t sampled; /* -1: the daemon's default */

@@ -39,7 +39,7 @@ void inlet_config(struct lk_config *config, uint64_t pages) {
         .budget = 64,
         .scan = LK_SCAN_FULL,
     };
-    pool->memory_bytes = lk_engine_pool_bytes(NULL, &pool->geometry, pages);
+    pool->memory_bytes = lk_engine_pool_bytes(LK_DEVICE_CPU, &pool->geometry, pages);
 }
 
 void inlet_open(struct inlet *inlet, const struct lk_config *config) {
@@ -143,6 +143,7 @@ void inlet_disconnect(struct inlet_client *client) {
         sched_yield();
     ck_assert_msg(__atomic_load_n(&client->inlet->released, __ATOMIC_ACQUIRE) != before,
                   "the channel is not released");
+    lk_intake_channel_forget(client->inlet->intake, client->memory.arena);
     lk_channel_memory_destroy(&client->memory);
 }
 

@@ -65,7 +65,8 @@ static void open_world(struct world *w, uint32_t spin_us, uint64_t seed) {
                                                    .page_tokens = 8,
                                                    .rank = 2,
                                                    .dtype = LK_FP32};
-    config.pool[0].memory_bytes = lk_engine_pool_bytes(NULL, &config.pool[0].geometry, 2048);
+    config.pool[0].memory_bytes =
+        lk_engine_pool_bytes(LK_DEVICE_CPU, &config.pool[0].geometry, 2048);
     w->geometry = config.pool[0].geometry;
     inlet_open(&w->inlet, &config);
     ck_assert_int_eq(inlet_connect(&w->inlet, &w->client, 1, 64, 0), 0);

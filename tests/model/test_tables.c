@@ -462,7 +462,8 @@ START_TEST(tables_agree_with_everything) {
                                                    .page_tokens = B,
                                                    .rank = 2,
                                                    .dtype = LK_FP32};
-    config.pool[0].memory_bytes = lk_engine_pool_bytes(NULL, &config.pool[0].geometry, 256);
+    config.pool[0].memory_bytes =
+        lk_engine_pool_bytes(LK_DEVICE_CPU, &config.pool[0].geometry, 256);
     w.geometry = config.pool[0].geometry;
     inlet_open(&w.inlet, &config);
     ck_assert_int_eq(inlet_connect(&w.inlet, &w.client, 1, 64, 0), 0);

@@ -101,7 +101,7 @@ static const struct {
     const char *words;
 } wrong[] = {
     {"[daemon]\nthread = 2\n", 2,
-     "[daemon] has no key 'thread': its keys are socket, group, threads"},
+     "[daemon] has no key 'thread': its keys are socket, group, device, gpu, threads"},
     {"[limits]\n\nlayers = 2\n", 3, "[limits] has no key 'layers': its keys are max_channels"},
     {"[pool p]\nsocket=/x\n", 2, "[pool p] has no key 'socket': its keys are layers, kv_heads"},
     {"[demon]\n", 1,

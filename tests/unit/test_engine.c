@@ -282,16 +282,18 @@ START_TEST(workspace_is_bounded) {
     rows[0] = mixed_row(w, 1, &answers[0]);
     rows[1] = rows[0];
     rows[1].length = UINT64_C(1) << 30; /* never run */
-    ck_assert_uint_gt(lk_engine_row_workspace(w->engine, &rows[1]), UINT64_C(64) << 20);
+    ck_assert_uint_gt(lk_engine_row_workspace(lk_engine_device(w->engine), &rows[1]), UINT64_C(64)
+                                                                                          << 20);
     ck_assert_int_eq(lk_engine_launch(w->engine, &batch), -ENOSPC);
     for (uint32_t i = 0; i < 256; i++) {
         rows[i] = mixed_row(w, i, &answers[i]);
-        ck_assert_uint_eq(lk_engine_row_workspace(w->engine, &rows[i]) % 64, 0);
+        ck_assert_uint_eq(lk_engine_row_workspace(lk_engine_device(w->engine), &rows[i]) % 64, 0);
     }
     batch.row_count = 256; /* nothing was launched: the slot is free */
     finish(w->engine, &batch);
     for (uint32_t i = 1; i < 256; i++)
-        ck_assert(rows[i - 1].workspace + lk_engine_row_workspace(w->engine, &rows[i - 1]) <=
+        ck_assert(rows[i - 1].workspace +
+                      lk_engine_row_workspace(lk_engine_device(w->engine), &rows[i - 1]) <=
                   rows[i].workspace);
     close_world(w);
 }
@@ -466,7 +468,7 @@ START_TEST(pool_memory) {
     struct lk_engine *engine = open_engine(1, 0);
     struct lk_geometry g = {3, 2, 4, 128, 16, 8, LK_FP16};
     struct lk_pool_view p;
-    uint64_t bytes = lk_engine_pool_bytes(engine, &g, 64);
+    uint64_t bytes = lk_engine_pool_bytes(lk_engine_device(engine), &g, 64);
     char why[256] = "";
     int fd;
 

@@ -109,7 +109,8 @@ END_TEST
 /* Rows of 1 to 256 sequences, of no token to many: each as if alone. */
 START_TEST(ragged_batches) {
     config.pool[0].max_sequences = LK_ROWS_MAX;
-    config.pool[0].memory_bytes = lk_engine_pool_bytes(NULL, &config.pool[0].geometry, 8192);
+    config.pool[0].memory_bytes =
+        lk_engine_pool_bytes(LK_DEVICE_CPU, &config.pool[0].geometry, 8192);
     reopen();
     static uint64_t handle[LK_ROWS_MAX];
     static float alone[LK_ROWS_MAX][256];

@@ -118,14 +118,15 @@ START_TEST(sizes_follow_from_the_configuration) {
                                        .rank = 8,
                                        .dtype = LK_BF16};
     p->memory_bytes = 10 << 20;
-    uint64_t pages = lk_pool_fitting_pages(NULL, p);
+    uint64_t pages = lk_pool_fitting_pages(LK_DEVICE_CPU, p);
     ck_assert_uint_eq(pages % 64, 0);
-    ck_assert_uint_le(lk_engine_pool_bytes(NULL, &p->geometry, pages), p->memory_bytes);
-    ck_assert_uint_gt(lk_engine_pool_bytes(NULL, &p->geometry, pages + 64), p->memory_bytes);
-    p->memory_bytes = lk_engine_pool_bytes(NULL, &p->geometry, 12);
-    ck_assert_uint_eq(lk_pool_fitting_pages(NULL, p), 12);
-    p->memory_bytes = lk_engine_pool_bytes(NULL, &p->geometry, 4) - 1;
-    ck_assert_uint_eq(lk_pool_fitting_pages(NULL, p), 0);
+    ck_assert_uint_le(lk_engine_pool_bytes(LK_DEVICE_CPU, &p->geometry, pages), p->memory_bytes);
+    ck_assert_uint_gt(lk_engine_pool_bytes(LK_DEVICE_CPU, &p->geometry, pages + 64),
+                      p->memory_bytes);
+    p->memory_bytes = lk_engine_pool_bytes(LK_DEVICE_CPU, &p->geometry, 12);
+    ck_assert_uint_eq(lk_pool_fitting_pages(LK_DEVICE_CPU, p), 12);
+    p->memory_bytes = lk_engine_pool_bytes(LK_DEVICE_CPU, &p->geometry, 4) - 1;
+    ck_assert_uint_eq(lk_pool_fitting_pages(LK_DEVICE_CPU, p), 0);
     ck_assert_uint_eq(lk_pool_max_tokens(p, 12), 192);
     p->max_tokens = 100;
     ck_assert_uint_eq(lk_pool_max_tokens(p, 12), 100);
@@ -149,7 +150,7 @@ START_TEST(workspace_holds_any_row) {
     config.pool[0].memory_bytes = UINT64_C(1) << 30;
     uint64_t workspace = lk_workspace_bytes(&config);
     struct lk_pool_view view = {.geometry = config.pool[0].geometry};
-    view.pages = lk_pool_fitting_pages(NULL, &config.pool[0]);
+    view.pages = lk_pool_fitting_pages(LK_DEVICE_CPU, &config.pool[0]);
     uint64_t state = 9;
     for (uint32_t i = 0; i < 20000; i++) {
         state = state * UINT64_C(6364136223846793005) + 1;
@@ -163,11 +164,11 @@ START_TEST(workspace_holds_any_row) {
         row.tokens = row.exact ? 1 + (uint32_t)(state >> 30) % config.max_row_tokens : 1;
         if (row.tokens > row.length)
             row.tokens = (uint32_t)row.length;
-        ck_assert_msg(lk_engine_row_workspace(NULL, &row) <= workspace / 2 + workspace / 32,
-                      "length %lu budget %u sampled %u scan %u tokens %u: %lu of %lu",
-                      (unsigned long)row.length, row.budget_pages, row.sampled, row.scan,
-                      row.tokens, (unsigned long)lk_engine_row_workspace(NULL, &row),
-                      (unsigned long)workspace);
+        ck_assert_msg(
+            lk_engine_row_workspace(LK_DEVICE_CPU, &row) <= workspace / 2 + workspace / 32,
+            "length %lu budget %u sampled %u scan %u tokens %u: %lu of %lu",
+            (unsigned long)row.length, row.budget_pages, row.sampled, row.scan, row.tokens,
+            (unsigned long)lk_engine_row_workspace(LK_DEVICE_CPU, &row), (unsigned long)workspace);
     }
 }
 END_TEST

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * absent.c - what stands for the CUDA backend where the binary is built without it: refusals.
+ */
+#include <errno.h>
+#include <stdio.h>
+
+#include "../backend.h"
+
+static int refuse(char *why, size_t why_bytes) {
+    snprintf(why, why_bytes, "this locksd was built without CUDA (no nvcc was found)");
+    return -ENOTSUP;
+}
+
+int lk_cuda_engine_usable(uint32_t gpu, char *why, size_t why_bytes) {
+    (void)gpu;
+    return refuse(why, why_bytes);
+}
+
+int lk_cuda_engine_open(const struct lk_engine_options *options, struct lk_engine **ret, char *why,
+                        size_t why_bytes) {
+    (void)options;
+    *ret = NULL;
+    return refuse(why, why_bytes);
+}

@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * cuda_engine.c - batches in flight on a GPU: their order, their marks, their memory.
+ *
+ * Idea: everything runs on one stream. A batch is copies, writes and builds of what writes sealed;
+ * then one graph for each pool that has rows in it (lane.h); then builds of the pages it closed.
+ * Two words of host memory say how far the device is: the graph's last kernel stores the batch's
+ * number into the first once results can be seen (FENCED), a kernel after the builds into the
+ * second (DONE). Polling is looking at those words.
+ *
+ *     host: place rows, write feed and block, launch ... poll ... hand out results, count bytes
+ *     device: [copy][write][build] [feed append scan .. attend mark] [build mark]
+ *
+ * Outputs, LSE and page lists go straight to the client's memory. What the daemon itself needs to
+ * know, pages kept and sampled, goes to memory of the engine first.
+ *
+ * A kernel that faults, or a batch that does not end, breaks the engine for good: the stream is
+ * asked every millisecond while something is in flight.
+ *
+ * A sleeper is woken by a thread that looks at the words for it; engines are `hot` for the first
+ * milliseconds of a batch, while looking costs less than being woken.
+ *
+ * Invariants: pinned lists of a slot are not touched between launch and DONE; a lane's feed, block
+ * and results not between launch and FENCED.
+ */
+#include "cuda_engine.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "sizes.h"
+
+#define HOT_NS   UINT64_C(5000000)     /* of a batch: longer than most steps */
+#define CHECK_NS UINT64_C(1000000)     /* between two looks at the stream's health */
+#define STUCK_NS UINT64_C(60000000000) /* a batch that takes longer will not end */
+#define WAIT_NS  50000                 /* between two looks of the thread that wakes sleepers */
+#define RING_NS  UINT64_C(1000000000)  /* a sleeper is woken at least so often, in flight */
+
+uint64_t lk_cuda_now_ns(void) {
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+/* Notes what broke; the first stands. -> -EIO. */
+int lk_cuda_broken(struct cuda_engine *engine, const char *step, const char *words) {
+    if (!engine->broken)
+        snprintf(engine->trouble, sizeof engine->trouble, "%s: %s", step, words);
+    engine->broken = true;
+    return -EIO;
+}
+
+static int check(struct cuda_engine *engine, int error, const char *step) {
+    return error ? lk_cuda_broken(engine, step, cudaGetErrorString((cudaError_t)error)) : 0;
+}
+
+/* ---- launch ---- */
+
+static struct cuda_pool *pool_of(struct cuda_engine *engine, const struct lk_pool_view *view) {
+    struct cuda_pool *pool = engine->pool;
+
+    while (pool->view.kv != view->kv)
+        pool++;
+    return pool;
+}
+
+/* Give each row its part of the workspace. -ENOSPC: they do not fit. */
+static int place_rows(struct cuda_slot *slot, uint64_t room, struct lk_batch *batch) {
+    uint64_t used = 0;
+
+    for (uint32_t i = 0; i < batch->row_count; i++) {
+        struct lk_row *row = &batch->rows[i];
+        uint64_t bytes = lk_cuda_engine_row_workspace(row);
+        if (bytes > room - used)
+            return -ENOSPC;
+        row->workspace = slot->workspace + used;
+        used += bytes;
+        row->score_bytes = row->select_bytes = row->attend_bytes = 0;
+    }
+    return 0;
+}
+
+static int run_copies(struct cuda_engine *engine, struct cuda_slot *slot,
+                      const struct lk_batch *batch) {
+    struct lk_cuda_copy_item *items = slot->copies;
+
+    for (uint32_t i = 0; i < batch->copy_count;) {
+        const struct lk_pool_view *view = batch->copies[i].pool;
+        uint32_t count = 0;
+        for (; i < batch->copy_count && batch->copies[i].pool == view; i++, count++)
+            items[count] =
+                (struct lk_cuda_copy_item){batch->copies[i].from, batch->copies[i].to,
+                                           batch->copies[i].layer, batch->copies[i].quad};
+        int error = lk_cuda_copy(&pool_of(engine, view)->view, items, count, engine->stream);
+        if (error)
+            return check(engine, error, "copying pages");
+        items += count;
+    }
+    return 0;
+}
+
+static int run_writes(struct cuda_engine *engine, struct cuda_slot *slot,
+                      const struct lk_batch *batch) {
+    uint64_t *slots = slot->slots;
+
+    for (uint32_t i = 0; i < batch->write_count; i++) {
+        struct lk_write write = batch->writes[i];
+        memcpy(slots, write.slots, write.tokens * sizeof *slots);
+        write.pool = &pool_of(engine, write.pool)->view;
+        write.slots = slots;
+        slots += write.tokens;
+        int error = lk_cuda_write(&write, engine->stream);
+        if (error)
+            return check(engine, error, "writing tokens");
+    }
+    return 0;
+}
+
+/* Pages or, of those that complete one, superpages of a pool into a list -> how many. */
+static uint32_t list_builds(const struct lk_build *builds, uint32_t count,
+                            const struct lk_pool_view *pool, bool supers, uint64_t *ret) {
+    uint32_t listed = 0;
+
+    for (uint32_t i = 0; i < count; i++)
+        if (builds[i].pool->kv == pool->kv && (builds[i].quad || !supers))
+            ret[listed++] = (uint64_t)builds[i].layer << 48 |
+                            (supers ? builds[i].page / LK_QUAD_PAGES : builds[i].page);
+    return listed;
+}
+
+static int run_builds(struct cuda_engine *engine, uint64_t **list, const struct lk_build *builds,
+                      uint32_t count) {
+    for (uint32_t p = 0; p < engine->pools && count; p++)
+        for (int supers = 0; supers < 2; supers++) {
+            struct lk_cuda_build job = {.pool = engine->pool[p].view, .list = *list};
+            job.most = list_builds(builds, count, &job.pool, supers, *list);
+            *list += job.most;
+            int error = supers ? lk_cuda_build_supers(&job, engine->stream)
+                               : lk_cuda_build_pages(&job, engine->stream);
+            if (error)
+                return check(engine, error, "summarising pages");
+        }
+    return 0;
+}
+
+/* The row as its kernels see it, its inputs on their way to its part of the workspace. */
+static void feed_row(struct cuda_slot *slot, struct lk_cuda_lane *lane, const struct lk_row *row,
+                     struct lk_row *ret) {
+    struct lk_cuda_share s = lk_cuda_share_of(row);
+    uint8_t *at = row->workspace, *table = slot->tables + slot->tables_used;
+
+    *ret = *row;
+    ret->workspace = at + s.rest;
+    ret->result = lane->results + (size_t)lane->count * row->pool->geometry.kv_heads;
+    if (s.table_bytes) {
+        memcpy(table, row->table, s.entries * sizeof *row->table);
+        slot->tables_used += s.table_bytes;
+        ret->table = (const uint32_t *)(at + s.table);
+        lk_cuda_lane_feed(lane, table, at + s.table, s.table_bytes);
+    }
+    if (s.q_bytes) {
+        ret->q = at + s.q;
+        lk_cuda_lane_feed(lane, row->q, at + s.q, s.q_bytes);
+    }
+    if (s.kv_bytes) {
+        ret->k = at + s.k;
+        ret->v = at + s.v;
+        lk_cuda_lane_feed(lane, row->k, at + s.k, s.kv_bytes);
+        lk_cuda_lane_feed(lane, row->v, at + s.v, s.kv_bytes);
+    }
+}
+
+/* Collects the batch's rows of a pool in its lane -> bytes that the feed will bring. */
+static uint64_t collect_rows(const struct cuda_pool *pool, struct lk_cuda_lane *lane,
+                             const struct lk_batch *batch) {
+    uint64_t bytes = sizeof *lane->block;
+
+    lane->count = 0;
+    for (uint32_t i = 0; i < batch->row_count; i++)
+        if (batch->rows[i].pool->kv == pool->view.kv) {
+            struct lk_cuda_share s = lk_cuda_share_of(&batch->rows[i]);
+            bytes += s.table_bytes + s.q_bytes + 2 * s.kv_bytes;
+            lane->index[lane->count++] = i;
+        }
+    return bytes;
+}
+
+/* The rows of one pool. serial: what its mark stores; 0: more pools follow. */
+static int run_pool(struct cuda_engine *engine, struct cuda_slot *slot, struct lk_cuda_lane *lane,
+                    const struct lk_batch *batch, uint64_t serial, uint64_t bytes) {
+    uint32_t count = lane->count;
+
+    lk_cuda_lane_feed_begin(lane, serial, bytes);
+    for (lane->count = 0; lane->count < count; lane->count++)
+        feed_row(slot, lane, &batch->rows[lane->index[lane->count]], &lane->rows[lane->count]);
+    if (lk_cuda_fill(lane->rows, count, lane->block))
+        return lk_cuda_broken(engine, "a row", "it exceeds what the kernels take");
+    lk_cuda_lane_feed(lane, lane->block, lane->device, offsetof(struct lk_cuda_batch, row));
+    lk_cuda_lane_feed(lane, lane->block->row, lane->device->row, count * sizeof *lane->block->row);
+    return check(engine, cudaGraphLaunch(lk_cuda_lane_graph(lane), engine->stream),
+                 "launching a step");
+}
+
+static int run_rows(struct cuda_engine *engine, uint32_t place, const struct lk_batch *batch) {
+    struct cuda_slot *slot = &engine->slot[place];
+    uint64_t bytes[LK_ENGINE_POOLS_MAX];
+    uint32_t last = 0;
+    int error = 0;
+
+    for (uint32_t p = 0; p < engine->pools; p++) {
+        bytes[p] = collect_rows(&engine->pool[p], &engine->pool[p].lane[place], batch);
+        last = engine->pool[p].lane[place].count ? p : last;
+    }
+    slot->tables_used = 0;
+    for (uint32_t p = 0; p < engine->pools && !error; p++)
+        if (engine->pool[p].lane[place].count)
+            error = run_pool(engine, slot, &engine->pool[p].lane[place], batch,
+                             p == last ? slot->serial : 0, bytes[p]);
+    if (!batch->row_count && !error)
+        error =
+            check(engine, lk_cuda_mark_now(slot->serial, &engine->words->fenced, engine->stream),
+                  "marking a batch");
+    return error;
+}
+
+static int run_batch(struct cuda_engine *engine, uint32_t place, const struct lk_batch *batch) {
+    struct cuda_slot *slot = &engine->slot[place];
+    uint64_t *list = slot->builds;
+    int error = run_copies(engine, slot, batch);
+
+    if (!error)
+        error = run_writes(engine, slot, batch);
+    if (!error)
+        error = run_builds(engine, &list, batch->builds_before, batch->build_before_count);
+    if (!error)
+        error = run_rows(engine, place, batch);
+    slot->builds_after = batch->build_after_count != 0;
+    if (error || !slot->builds_after)
+        return error;
+    error = run_builds(engine, &list, batch->builds_after, batch->build_after_count);
+    return error
+               ? error
+               : check(engine, lk_cuda_mark_now(slot->serial, &engine->words->done, engine->stream),
+                       "marking a batch");
+}
+
+int lk_cuda_launch(struct lk_engine *base, struct lk_batch *batch) {
+    struct cuda_engine *engine = lk_cuda_engine_of(base);
+    uint32_t place = engine->launched % LK_BATCHES_IN_FLIGHT;
+    struct cuda_slot *slot = &engine->slot[place];
+
+    if (engine->broken)
+        return -EIO;
+    if (engine->launched - engine->finished >= LK_BATCHES_IN_FLIGHT)
+        return -EAGAIN;
+    if (batch->row_count > LK_BATCH_ROWS_MAX)
+        return -EINVAL;
+    int error = place_rows(slot, engine->workspace_bytes, batch);
+    if (error)
+        return error;
+    error = check(engine, cudaSetDevice(engine->gpu), "choosing the GPU");
+    slot->batch = batch;
+    slot->serial = engine->launched + 1;
+    slot->fenced = false;
+    slot->launched_ns = lk_cuda_now_ns();
+    batch->bucket = lk_bucket_of(batch->row_count);
+    memset(batch->phase_ns, 0, sizeof batch->phase_ns);
+    if (!error)
+        error = run_batch(engine, place, batch);
+    engine->launched += !error;
+    return error;
+}
+
+/* ---- poll ---- */
+
+/* Logical bytes, as the CPU backend counts them; from the host's copy of the row's plan. */
+static void count_bytes(const struct lk_cuda_row *plan, const struct lk_head_out *out,
+                        struct lk_row *row) {
+    const struct lk_geometry *g = &row->pool->geometry;
+    const struct lk_layout *l = &row->pool->layout;
+    uint64_t token = (uint64_t)g->head_dim * l->element_bytes, attended = 0; /* a key */
+    uint64_t newest = row->length - (uint64_t)plan->complete * g->page_tokens;
+    uint64_t fine = l->coarse_bytes + l->fine_bytes, first = fine;
+
+    if (!plan->scan) {
+        row->attend_bytes = row->length * g->kv_heads * 2 * token;
+        return;
+    }
+    if (plan->scan != LK_FULL)
+        first = plan->scan == LK_TREE ? l->super_bytes : l->coarse_bytes;
+    row->score_bytes = g->kv_heads * (plan->units * first + plan->list_max * fine + newest * token);
+    uint64_t scores = plan->scan == LK_TREE ? plan->units + 1 + plan->list_max : plan->pages;
+    scores += plan->list_max ? plan->units + 1 : 0;
+    row->select_bytes = g->kv_heads * g->group * scores * 4;
+    for (uint32_t h = 0; h < g->kv_heads; h++) /* the newest page is kept */
+        attended += (uint64_t)(out[h].kept + out[h].sampled - 1) * g->page_tokens + newest;
+    row->attend_bytes = attended * 2 * token;
+}
+
+/* Results of a fenced batch, to where clients and the daemon look for them. */
+static void hand_out(struct cuda_engine *engine, uint32_t place) {
+    const struct lk_batch *batch = engine->slot[place].batch;
+
+    for (uint32_t p = 0; p < engine->pools; p++) {
+        const struct lk_cuda_lane *lane = &engine->pool[p].lane[place];
+        uint32_t heads = engine->pool[p].view.geometry.kv_heads;
+        for (uint32_t i = 0; i < lane->count; i++) {
+            struct lk_row *row = &batch->rows[lane->index[i]];
+            const struct lk_head_out *out = lane->results + (size_t)i * heads;
+            if (!row->tokens)
+                continue;
+            count_bytes(&lane->block->row[i], out, row);
+            if (row->result)
+                memcpy(row->result, out, heads * sizeof *out);
+        }
+    }
+}
+
+static uint64_t load_word(const uint64_t *word) {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+/* -> the engine is broken. */
+static bool look_for_trouble(struct cuda_engine *engine, const struct cuda_slot *slot) {
+    uint64_t now = lk_cuda_now_ns();
+
+    if (engine->broken || now - engine->checked_ns < CHECK_NS)
+        return engine->broken;
+    engine->checked_ns = now;
+    cudaError_t error = cudaStreamQuery(engine->stream);
+    if (error && error != cudaErrorNotReady)
+        check(engine, error, "a kernel");
+    else if (now - slot->launched_ns > STUCK_NS)
+        lk_cuda_broken(engine, "a batch", "it did not end within 60 seconds");
+    return engine->broken;
+}
+
+enum lk_mark lk_cuda_poll(struct lk_engine *base, struct lk_batch **ret) {
+    struct cuda_engine *engine = lk_cuda_engine_of(base);
+    uint32_t place = engine->finished % LK_BATCHES_IN_FLIGHT;
+    struct cuda_slot *slot = &engine->slot[place];
+
+    if (engine->finished == engine->launched)
+        return engine->broken ? LK_MARK_BROKEN : LK_MARK_NONE;
+    if (!slot->fenced && load_word(&engine->words->fenced) >= slot->serial) {
+        slot->fenced = true;
+        hand_out(engine, place);
+        *ret = slot->batch;
+        return LK_MARK_FENCED;
+    }
+    if (slot->fenced && (!slot->builds_after || load_word(&engine->words->done) >= slot->serial)) {
+        engine->finished++;
+        *ret = slot->batch;
+        return LK_MARK_DONE;
+    }
+    return look_for_trouble(engine, slot) ? LK_MARK_BROKEN : LK_MARK_NONE;
+}
+
+const char *lk_cuda_trouble(const struct lk_engine *base) {
+    return ((const struct cuda_engine *)base)->trouble;
+}
+
+bool lk_cuda_hot(const struct lk_engine *base) {
+    const struct cuda_engine *engine = (const struct cuda_engine *)base;
+    const struct cuda_slot *slot = &engine->slot[engine->finished % LK_BATCHES_IN_FLIGHT];
+
+    return engine->finished != engine->launched && lk_cuda_now_ns() - slot->launched_ns < HOT_NS;
+}
+
+/* ---- sleep ---- */
+
+static void ring(struct cuda_engine *engine) {
+    uint64_t one = 1;
+
+    if (write(engine->event, &one, sizeof one) < 0)
+        return; /* EAGAIN: the counter is full, so the descriptor is readable already */
+}
+
+/* Looks at the words until they move on from what the sleeper has seen. A second without that rings
+ * as well: the sleeper then looks for trouble. */
+static void watch(struct cuda_engine *engine) {
+    const struct timespec pause = {.tv_nsec = WAIT_NS};
+    uint64_t begun = lk_cuda_now_ns();
+
+    while (__atomic_load_n(&engine->sleeping, __ATOMIC_ACQUIRE) &&
+           load_word(&engine->words->fenced) == load_word(&engine->seen_fenced) &&
+           load_word(&engine->words->done) == load_word(&engine->seen_done) &&
+           lk_cuda_now_ns() - begun < RING_NS)
+        nanosleep(&pause, NULL);
+    if (__atomic_load_n(&engine->sleeping, __ATOMIC_ACQUIRE))
+        ring(engine);
+}
+
+void *lk_cuda_run_waker(void *context) {
+    struct cuda_engine *engine = context;
+
+    for (;;) {
+        while (sem_wait(&engine->wake))
+            ;
+        if (__atomic_load_n(&engine->stop, __ATOMIC_ACQUIRE))
+            return NULL;
+        watch(engine);
+    }
+}
+
+int lk_cuda_fd(const struct lk_engine *base) {
+    return ((const struct cuda_engine *)base)->event;
+}
+
+void lk_cuda_sleep(struct lk_engine *base, bool sleeping) {
+    struct cuda_engine *engine = lk_cuda_engine_of(base);
+    uint64_t drained;
+
+    if (sleeping && engine->finished != engine->launched) {
+        __atomic_store_n(&engine->seen_fenced, load_word(&engine->words->fenced), __ATOMIC_RELEASE);
+        __atomic_store_n(&engine->seen_done, load_word(&engine->words->done), __ATOMIC_RELEASE);
+        __atomic_store_n(&engine->sleeping, true, __ATOMIC_RELEASE);
+        sem_post(&engine->wake);
+    }
+    if (sleeping)
+        return;
+    __atomic_store_n(&engine->sleeping, false, __ATOMIC_RELEASE);
+    if (read(engine->event, &drained, sizeof drained) < 0)
+        return; /* EAGAIN: nothing to drain */
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * cuda_engine.h - the state of a GPU's engine, for the two files that make it up.
+ *
+ *   cuda_engine.c   batches: launch, poll, sleep
+ *   cuda_open.c     opening, pools, clients' memory, closing
+ */
+#ifndef LK_CUDA_ENGINE_H
+#define LK_CUDA_ENGINE_H
+
+#include <pthread.h>
+#include <semaphore.h>
+
+#include "lane.h"
+#include "memory.h"
+
+#define LK_ROW_TOKENS_ANY 65536 /* queries of a row where the options do not say */
+
+struct cuda_words { /* host memory, written by the device: numbers of batches */
+    uint64_t fenced, done;
+};
+
+struct cuda_slot { /* a place in flight */
+    struct lk_batch *batch;
+    uint64_t serial; /* of all batches, from 1 */
+    uint64_t launched_ns;
+    bool fenced, builds_after;
+    uint8_t *workspace; /* device */
+    /* Pinned host memory: */
+    uint8_t *tables; /* block tables of the rows, one after the other */
+    uint64_t tables_used;
+    uint64_t *slots;                  /* of writes */
+    uint64_t *builds;                 /* layer << 48 | page or quad */
+    struct lk_cuda_copy_item *copies; /* lists of copies, a pool at a time */
+};
+
+struct cuda_pool {
+    struct lk_pool_view view; /* device pointers, as the daemon's view has them */
+    struct lk_cuda_memory memory;
+    uint32_t *sync;
+    struct lk_cuda_lane lane[LK_BATCHES_IN_FLIGHT];
+};
+
+struct cuda_engine {
+    struct lk_engine base; /* first: leads back here */
+    int gpu;
+    uint32_t processors, max_row_tokens;
+    uint64_t workspace_bytes; /* of a slot */
+    cudaStream_t stream;
+    struct cuda_words *words;
+    struct cuda_slot slot[LK_BATCHES_IN_FLIGHT];
+    uint64_t launched, finished; /* batches */
+    uint64_t checked_ns;
+    bool broken;
+    char trouble[256];
+    /* sleep */
+    int event;
+    pthread_t waker;
+    bool waking; /* the thread runs */
+    sem_t wake;
+    bool stop, sleeping;             /* atomic */
+    uint64_t seen_fenced, seen_done; /* atomic: the words as the sleeper saw them */
+    struct cuda_pool pool[LK_ENGINE_POOLS_MAX];
+    uint32_t pools;
+    uint64_t capture_ns, capture_bytes;
+    char name[64], text[192];
+};
+
+static inline struct cuda_engine *lk_cuda_engine_of(struct lk_engine *base) {
+    return (struct cuda_engine *)base;
+}
+
+uint64_t lk_cuda_now_ns(void);
+/* Notes what broke; the first stands. -> -EIO. */
+int lk_cuda_broken(struct cuda_engine *engine, const char *step, const char *words);
+void *lk_cuda_run_waker(void *engine);
+
+int lk_cuda_launch(struct lk_engine *base, struct lk_batch *batch);
+enum lk_mark lk_cuda_poll(struct lk_engine *base, struct lk_batch **ret);
+const char *lk_cuda_trouble(const struct lk_engine *base);
+bool lk_cuda_hot(const struct lk_engine *base);
+int lk_cuda_fd(const struct lk_engine *base);
+void lk_cuda_sleep(struct lk_engine *base, bool sleeping);
+
+#endif

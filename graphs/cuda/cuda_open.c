@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * cuda_open.c - a GPU's engine: opening, pools, clients' memory, closing. See cuda_engine.c.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "cuda_engine.h"
+#include "memory.h"
+
+/* Pages and superpages that writes sealed and rows closed. */
+#define BUILD_ENTRIES (4 * LK_BATCH_BUILDS_MAX)
+
+/* ---- memory of clients ---- */
+
+static int cuda_map(struct lk_engine *base, void *at, uint64_t bytes, char *why, size_t why_bytes) {
+    struct cuda_engine *engine = lk_cuda_engine_of(base);
+    cudaError_t error = cudaSetDevice(engine->gpu);
+
+    if (!error)
+        error = cudaHostRegister(at, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    if (!error)
+        return 0;
+    snprintf(why, why_bytes, "the GPU cannot be given an arena of %llu MiB: %s",
+             (unsigned long long)(bytes >> 20), cudaGetErrorString(error));
+    cudaGetLastError(); /* it is told */
+    return -ENOMEM;
+}
+
+static void cuda_unmap(struct lk_engine *base, void *at) {
+    if (cudaSetDevice(lk_cuda_engine_of(base)->gpu) || cudaHostUnregister(at))
+        cudaGetLastError(); /* it was not known: nothing to forget */
+}
+
+/* ---- pools ---- */
+
+static int open_lanes(struct cuda_engine *engine, struct cuda_pool *pool, char *why,
+                      size_t why_bytes) {
+    struct lk_cuda_lane_options options = {.pool = &pool->view,
+                                           .sync = pool->sync,
+                                           .word = &engine->words->fenced,
+                                           .processors = engine->processors,
+                                           .stream = engine->stream};
+    int error = 0;
+
+    for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT && !error; i++)
+        error = lk_cuda_lane_open(&options, &pool->lane[i], why, why_bytes);
+    if (!error)
+        error = cudaStreamSynchronize(engine->stream) ? -EIO : 0;
+    return error;
+}
+
+static uint64_t free_bytes(void) {
+    size_t left = 0, all = 0;
+
+    cudaMemGetInfo(&left, &all);
+    return left;
+}
+
+static void describe(struct cuda_engine *engine) {
+    snprintf(engine->text, sizeof engine->text,
+             "cuda %s, %u graphs captured in %.0f ms, they take %.0f MiB", engine->name,
+             engine->pools * LK_BATCHES_IN_FLIGHT * LK_LANE_VARIANTS * LK_LANE_BUCKETS,
+             (double)engine->capture_ns * 1e-6, (double)engine->capture_bytes / (1 << 20));
+}
+
+static int cuda_pool_open(struct lk_engine *base, const struct lk_geometry *geometry,
+                          uint64_t pages, struct lk_pool_view *ret, int *ret_fd, char *why,
+                          size_t why_bytes) {
+    struct cuda_engine *engine = lk_cuda_engine_of(base);
+    struct cuda_pool *pool = &engine->pool[engine->pools];
+
+    if (lk_pool_refused(engine->pools, pages, why, why_bytes))
+        return -EINVAL;
+    if (lk_cuda_engine_holds(geometry, why, why_bytes))
+        return -ENOTSUP;
+    if (cudaSetDevice(engine->gpu))
+        return lk_cuda_broken(engine, "choosing the GPU", "it is gone");
+    pool->view = (struct lk_pool_view){.geometry = *geometry, .pages = pages};
+    lk_cuda_layout(geometry, &pool->view.layout);
+    struct lk_parts parts = lk_pool_parts(geometry, &pool->view.layout, pages);
+    int error = lk_cuda_memory_open((int)engine->gpu, parts.bytes, &pool->memory, why, why_bytes);
+    if (error)
+        return error;
+    engine->pools++;
+    lk_pool_place(&pool->view, &parts, pool->memory.at);
+    uint64_t words = (uint64_t)lk_cuda_sync_words(geometry, LK_BATCH_ROWS_MAX, 1) +
+                     lk_cuda_sync_words(geometry, 1, engine->max_row_tokens);
+    uint64_t begun = lk_cuda_now_ns(), had = free_bytes();
+    pool->sync = lk_cuda_device_alloc(words * sizeof *pool->sync, why, why_bytes);
+    error = pool->sync ? open_lanes(engine, pool, why, why_bytes) : -ENOMEM;
+    if (error)
+        return error;
+    engine->capture_ns += lk_cuda_now_ns() - begun;
+    engine->capture_bytes += had - free_bytes();
+    describe(engine);
+    *ret = pool->view;
+    *ret_fd = pool->memory.fd;
+    return 0;
+}
+
+/* ---- open, close ---- */
+
+static void cuda_close(struct lk_engine *base) {
+    struct cuda_engine *engine = lk_cuda_engine_of(base);
+
+    if (engine->waking) {
+        __atomic_store_n(&engine->stop, true, __ATOMIC_RELEASE);
+        sem_post(&engine->wake);
+        pthread_join(engine->waker, NULL);
+    }
+    cudaSetDevice(engine->gpu);
+    if (engine->stream)
+        cudaStreamSynchronize(engine->stream);
+    for (uint32_t p = 0; p < engine->pools; p++) {
+        for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT; i++)
+            lk_cuda_lane_close(&engine->pool[p].lane[i]);
+        lk_cuda_device_free(engine->pool[p].sync);
+        lk_cuda_memory_close(&engine->pool[p].memory);
+    }
+    for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT; i++) {
+        lk_cuda_device_free(engine->slot[i].workspace);
+        lk_cuda_host_free(engine->slot[i].tables);
+        lk_cuda_host_free(engine->slot[i].slots);
+        lk_cuda_host_free(engine->slot[i].builds);
+        lk_cuda_host_free(engine->slot[i].copies);
+    }
+    lk_cuda_host_free(engine->words);
+    if (engine->stream)
+        cudaStreamDestroy(engine->stream);
+    if (engine->event >= 0)
+        close(engine->event);
+    sem_destroy(&engine->wake);
+    free(engine);
+}
+
+static const char *cuda_describe(const struct lk_engine *base) {
+    return ((const struct cuda_engine *)base)->text;
+}
+
+static const struct lk_backend cuda_backend = {
+    .device = LK_DEVICE_CUDA,
+    .close = cuda_close,
+    .describe = cuda_describe,
+    .pool_open = cuda_pool_open,
+    .map = cuda_map,
+    .unmap = cuda_unmap,
+    .launch = lk_cuda_launch,
+    .poll = lk_cuda_poll,
+    .trouble = lk_cuda_trouble,
+    .hot = lk_cuda_hot,
+    .fd = lk_cuda_fd,
+    .sleep = lk_cuda_sleep,
+};
+
+int lk_cuda_engine_usable(uint32_t gpu, char *why, size_t why_bytes) {
+    struct cudaDeviceProp properties;
+    int count = 0, registers = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+
+    if (!error && (uint32_t)count <= gpu) {
+        snprintf(why, why_bytes, "there is no GPU number %u, there are %d", gpu, count);
+        return -ENODEV;
+    }
+    if (!error)
+        error = cudaGetDeviceProperties(&properties, (int)gpu);
+    if (!error)
+        error = cudaDeviceGetAttribute(&registers, cudaDevAttrCanUseHostPointerForRegisteredMem,
+                                       (int)gpu);
+    if (error) {
+        snprintf(why, why_bytes, "no GPU: %s", cudaGetErrorString(error));
+        cudaGetLastError(); /* it is told */
+        return -ENODEV;
+    }
+    if (properties.major < 8) {
+        snprintf(why, why_bytes, "GPU %u, %s, has compute capability %d.%d, 8.0 is needed", gpu,
+                 properties.name, properties.major, properties.minor);
+        return -ENOTSUP;
+    }
+    if (!registers) {
+        snprintf(why, why_bytes, "GPU %u, %s, cannot read host memory at the host's addresses", gpu,
+                 properties.name);
+        return -ENOTSUP;
+    }
+    return 0;
+}
+
+static int open_slots(struct cuda_engine *engine, char *why, size_t why_bytes) {
+    uint64_t tables = engine->workspace_bytes; /* a row's table is part of its workspace */
+
+    for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT; i++) {
+        struct cuda_slot *slot = &engine->slot[i];
+        slot->workspace = lk_cuda_device_alloc(engine->workspace_bytes, why, why_bytes);
+        if (slot->workspace)
+            slot->tables = lk_cuda_host_alloc(tables, why, why_bytes);
+        if (slot->tables)
+            slot->slots =
+                lk_cuda_host_alloc(LK_BATCH_SLOTS_MAX * sizeof *slot->slots, why, why_bytes);
+        if (slot->slots)
+            slot->builds = lk_cuda_host_alloc(BUILD_ENTRIES * sizeof *slot->builds, why, why_bytes);
+        if (slot->builds)
+            slot->copies =
+                lk_cuda_host_alloc(LK_BATCH_COPIES_MAX * sizeof *slot->copies, why, why_bytes);
+        if (!slot->copies)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+static int open_parts(struct cuda_engine *engine, char *why, size_t why_bytes) {
+    cudaError_t error = cudaStreamCreateWithFlags(&engine->stream, cudaStreamNonBlocking);
+
+    engine->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (error || engine->event < 0) {
+        snprintf(why, why_bytes, "engine: %s", error ? cudaGetErrorString(error) : strerror(errno));
+        return -EIO;
+    }
+    engine->words = lk_cuda_host_alloc(sizeof *engine->words, why, why_bytes);
+    if (!engine->words)
+        return -ENOMEM;
+    int rc = open_slots(engine, why, why_bytes);
+    if (rc)
+        return rc;
+    rc = pthread_create(&engine->waker, NULL, lk_cuda_run_waker, engine);
+    engine->waking = rc == 0;
+    if (rc)
+        snprintf(why, why_bytes, "engine: no thread: %s", strerror(rc));
+    return -rc;
+}
+
+int lk_cuda_engine_open(const struct lk_engine_options *options, struct lk_engine **ret, char *why,
+                        size_t why_bytes) {
+    struct cudaDeviceProp properties;
+    int error = lk_cuda_engine_usable(options->gpu, why, why_bytes);
+
+    if (error)
+        return error;
+    struct cuda_engine *engine = calloc(1, sizeof *engine);
+    if (!engine) {
+        snprintf(why, why_bytes, "engine: %s", strerror(ENOMEM));
+        return -ENOMEM;
+    }
+    engine->base.backend = &cuda_backend;
+    engine->event = -1;
+    engine->gpu = (int)options->gpu;
+    engine->workspace_bytes = options->workspace_bytes;
+    engine->max_row_tokens = options->max_row_tokens ? options->max_row_tokens : LK_ROW_TOKENS_ANY;
+    sem_init(&engine->wake, 0, 0);
+    cudaGetDeviceProperties(&properties, engine->gpu);
+    snprintf(engine->name, sizeof engine->name, "%.63s", properties.name);
+    engine->processors = (uint32_t)properties.multiProcessorCount;
+    if (cudaSetDevice(engine->gpu)) {
+        snprintf(why, why_bytes, "GPU %d: %s", engine->gpu, cudaGetErrorString(cudaGetLastError()));
+        error = -EIO;
+    }
+    if (!error)
+        error = open_parts(engine, why, why_bytes);
+    describe(engine);
+    if (error) {
+        cuda_close(&engine->base);
+        return error;
+    }
+    *ret = &engine->base;
+    return 0;
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * sizes.c - see sizes.h. Built with and without nvcc.
+ */
+#include "sizes.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+#include "../../kernels/cuda/cuda.h"
+
+static uint64_t reserve(uint64_t *bytes, uint64_t size) {
+    uint64_t at = *bytes;
+
+    *bytes += (size + LK_CUDA_ALIGN - 1) / LK_CUDA_ALIGN * LK_CUDA_ALIGN;
+    return at;
+}
+
+struct lk_cuda_share lk_cuda_share_of(const struct lk_row *row) {
+    const struct lk_geometry *g = &row->pool->geometry;
+    uint64_t ids = UINT64_C(1) << row->table_shift; /* pages of an entry */
+    uint64_t head = (uint64_t)g->head_dim * 2;      /* 16-bit elements */
+    struct lk_cuda_share s = {0};
+
+    s.entries = (lk_row_pages(row) + ids - 1) / ids;
+    s.table_bytes = (s.entries * sizeof(uint32_t) + 15) / 16 * 16;
+    s.q_bytes = row->tokens * (uint64_t)g->kv_heads * g->group * head;
+    if (row->append <= LK_CUDA_FEED_TOKENS)
+        s.kv_bytes = row->append * (uint64_t)g->kv_heads * head;
+    s.table = reserve(&s.bytes, s.table_bytes);
+    s.q = reserve(&s.bytes, s.q_bytes);
+    s.k = reserve(&s.bytes, s.kv_bytes);
+    s.v = reserve(&s.bytes, s.kv_bytes);
+    s.rest = reserve(&s.bytes, lk_cuda_row_workspace_bytes(row));
+    return s;
+}
+
+void lk_cuda_engine_layout(const struct lk_geometry *geometry, struct lk_layout *ret) {
+    lk_cuda_layout(geometry, ret);
+}
+
+uint64_t lk_cuda_engine_row_workspace(const struct lk_row *row) {
+    return lk_cuda_share_of(row).bytes;
+}
+
+uint32_t lk_cuda_engine_budget_pages(void) {
+    return LK_CUDA_BUDGET_PAGES_MAX;
+}
+
+uint32_t lk_cuda_engine_row_pages(void) {
+    return LK_CUDA_PAGES_MAX;
+}
+
+int lk_cuda_engine_holds(const struct lk_geometry *geometry, char *why, size_t why_bytes) {
+    if (geometry->dtype != LK_FP32)
+        return 0;
+    snprintf(why, why_bytes, "a pool of fp32 cannot lie on a GPU: bf16 or fp16, or device = cpu");
+    return -ENOTSUP;
+}

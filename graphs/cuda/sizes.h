@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * sizes.h - what a row takes on the device, in bytes. Pure functions of the row; any thread.
+ *
+ * A row's part of the workspace holds, in this order: its block table, its queries, the keys and
+ * values it appends (all three brought there by the feed, see feed.h), then what its kernels use.
+ */
+#ifndef LK_CUDA_SIZES_H
+#define LK_CUDA_SIZES_H
+
+#include "../backend.h"
+
+#define LK_CUDA_ALIGN UINT64_C(128)
+/* Keys and values of longer appends are read where the client has them: once, by the kernel that
+ * stores them. */
+#define LK_CUDA_FEED_TOKENS 64
+
+struct lk_cuda_share { /* offsets from the row's part */
+    uint64_t table, q, k, v, rest;
+    uint64_t entries;                        /* of the table */
+    uint64_t table_bytes, q_bytes, kv_bytes; /* multiples of 16; kv_bytes 0: not fed */
+    uint64_t bytes;                          /* of all, a multiple of LK_CUDA_ALIGN */
+};
+
+struct lk_cuda_share lk_cuda_share_of(const struct lk_row *row);
+
+#endif
