@@ -16,20 +16,29 @@
  * mu, p_i and x_t are kept finite by clipping at LK_SCORE_MOST, unless the query is not a number.
  *
  * Invariant: a page's score depends on its record and the query alone, bit by bit, wherever in a
- * batch it stands. Between paths scores differ by at most 2e-5 + 2e-6 * (|mu| + max |x_t|).
+ * batch it stands. Between paths scores differ by at most 1e-4 + 2e-6 * (|mu| + max |x_t|).
  */
 #ifndef LK_CPU_SCORE_H
 #define LK_CPU_SCORE_H
+
+#include <float.h>
 
 #include "query.h"
 #include "record.h"
 
 #define LK_SCORE_BATCH 16    /* pages; logarithms fill a vector, records and query fit L1 */
-#define LK_SCORE_MOST  1e30f /* sums of LK_RANK_MAX * 127 of these are still finite */
+#define LK_SCORE_MOST  1e28f /* times 2^23, sums of LK_RANK_MAX * 127 are still finite */
 /* What a unit of mu must be worth for the query's low digits to be taken into account: below it
- * they
- * move a score by 4e-4 where every code is at its most, typically by 1e-4. */
+ * they move a score by 4e-4 where every code is at its most, typically by 1e-4. */
 #define LK_SCORE_LOW_UNIT 1e-6f
+
+/* What a unit of a record's code times one of the query's is worth. Finite, so that times 0 it is
+ * 0; a NaN stays one. Both factors may be as large and as small as floats get: nothing else may be
+ * multiplied into either before. */
+static inline float lk_score_unit(float scale, float factor) {
+    float unit = scale * factor;
+    return unit > FLT_MAX ? FLT_MAX : unit;
+}
 
 struct lk_score_shape {
     struct lk_record first; /* coarse or super */

@@ -34,7 +34,7 @@ struct heads {
     const int8_t *pairs[HEADS][2];  /* high, middle */
     const int16_t *words[HEADS][2]; /* code, low */
     float factor[HEADS];
-    __m256 pair_factor; /* [head][direction], to base 2 */
+    __m256 pair_factor; /* [head][direction] */
     __m256i pair_bias;  /* what stored codes' bias adds; lanes alike */
 };
 
@@ -175,8 +175,11 @@ INLINE void project_pair(uint32_t head_dim, const uint8_t *pair, const uint8_t *
     double both;
     memcpy(&both, two, 8);
     __m256 scale = _mm256_castpd_ps(_mm256_set1_pd(both));
+    __m256 unit = _mm256_mul_ps(scale, q->pair_factor); /* lk_score_unit() */
+    unit = _mm256_min_ps(_mm256_set1_ps(FLT_MAX), unit);
     __m256 p = _mm256_cvtepi32_ps(_mm256_sub_epi32(fold_pairs(sum), q->pair_bias));
-    _mm256_storeu_ps(&ret[0][0], clip(_mm256_mul_ps(p, _mm256_mul_ps(scale, q->pair_factor))));
+    p = _mm256_mul_ps(_mm256_mul_ps(p, unit), _mm256_set1_ps(LOG2_E));
+    _mm256_storeu_ps(&ret[0][0], clip(p));
 }
 
 INLINE void project(const struct lk_score_shape *shape, const uint8_t *first, const uint8_t *fine,
@@ -211,7 +214,7 @@ INLINE void centre(const struct lk_score_shape *shape, const uint8_t *first, con
     float scale = lk_record_scale(first + lk_record_scales(&shape->first), 0);
 
     for (int h = 0; h < HEADS; h++) {
-        float unit = scale * q->factor[h];
+        float unit = lk_score_unit(scale, q->factor[h]);
         float mu = (float)centroid_product(first, q->words[h][0], d);
         if (unit >= LK_SCORE_LOW_UNIT)
             mu += (float)centroid_product(first, q->words[h][1], d) / 256;
@@ -344,8 +347,7 @@ static void name_heads(const struct lk_query *query, uint32_t first, struct head
         q->words[h][1] = lk_query_words(query, first + h, LK_DIGIT_LOW);
         q->factor[h] = f[h];
     }
-    q->pair_factor = _mm256_mul_ps(_mm256_set_ps(f[3], f[3], f[2], f[2], f[1], f[1], f[0], f[0]),
-                                   _mm256_set1_ps(LOG2_E));
+    q->pair_factor = _mm256_set_ps(f[3], f[3], f[2], f[2], f[1], f[1], f[0], f[0]);
     q->pair_bias =
         _mm256_mullo_epi32(_mm256_set_epi32(s[3], s[3], s[2], s[2], s[1], s[1], s[0], s[0]),
                            _mm256_set1_epi32(LK_BASIS_BIAS));

@@ -11,11 +11,12 @@
  *   centre    q . centroid for four pages at a time.
  *   weigh     Coefficients to floats, once for four heads; exp without a maximum: coefficients have
  *             mean zero, so exponents straddle 0 and a plain sum is safe unless they are huge.
- *   finish    Logarithms of 16 sums at once. A sum that left the safe range is redone with its
- *             maximum (redo); that depends on the page and head alone.
+ *   finish    Logarithms of 16 sums at once. What is loud - a page and head whose projections allow
+ *             exponents beyond QUIET - was added up in vain and is redone with its maximum (redo).
  *
- * Sums over lanes are made by trees that fold several vectors into one. Exponents are in base 2.
- * Any thread. Invariants: score.h.
+ * Sums over lanes are made by trees that fold several vectors into one. Exponents are in base 2, in
+ * units of 2^-23: as integers they are floats' bits.
+ * Any thread. Invariants: score.h; whether a page is loud depends on its record and the head alone.
  */
 #include <immintrin.h>
 #include <math.h>
@@ -29,8 +30,11 @@
 #define HEADS     LK_QUERY_BLOCK
 #define GROUP     4 /* pages finished together: HEADS x GROUP lanes */
 #define PAIRS_MAX (LK_RANK_MAX / 2)
-#define SAFE_LOW  0x1p-100f /* of a sum of powers of two: nothing that matters was lost below */
-#define SAFE_HIGH 0x1p120f
+#define EXPONENT  0x1p23f /* the unit of a float's exponent */
+#define BIAS      (127 * EXPONENT)
+#define QUIET     (100 * EXPONENT) /* the sum of a superpage's powers is finite */
+#define LN_2      0.69314718f
+#define LOG2_E    1.44269504f
 
 /* What one block of heads needs of the query. */
 struct heads {
@@ -38,7 +42,7 @@ struct heads {
     uint32_t first;
     __m512i basis_bias[HEADS / 2]; /* what stored codes' bias adds; lanes as pair_factor */
     __m512i centroid_bias;         /* lanes [page][head] */
-    __m512 pair_factor[HEADS / 2]; /* lanes [4 slots][head][direction], to base 2 */
+    __m512 pair_factor[HEADS / 2]; /* lanes [4 slots][head][direction] */
     __m512 page_factor;            /* lanes [head][4 pages] */
     const int8_t *pairs[HEADS][2]; /* high, middle */
     const int8_t *plain[HEADS][2]; /* high, middle */
@@ -50,6 +54,8 @@ struct work {
     float project[LK_SCORE_BATCH * PAIRS_MAX / SLOTS][HEADS / 2][SLOTS][2][2];
     float centre[LK_SCORE_BATCH / GROUP][GROUP][HEADS]; /* q . centroid, without low digits */
     __m512 sum[LK_SCORE_BATCH];                         /* [head][4 parts] of the page's mass */
+    uint16_t loud[LK_SCORE_BATCH * PAIRS_MAX / SLOTS];  /* bits [slot][head], by four slots */
+    uint32_t any_loud;
 };
 
 /* ---- folds: each adds halves of two vectors, side by side ---- */
@@ -90,21 +96,29 @@ INLINE __m512 fold_quarters_ps(const __m512 *x) {
 
 /* ---- functions: coefficients are minimax fits ---- */
 
-/* 2^x to 3e-6 of it, for x clipped to what a float's exponent holds. Adding `shift` leaves the
- * nearest
- * integer in the low bits; it is added to the exponent as an integer. Neither needs the
- * multipliers. */
-INLINE __m512 exp2_of(__m512 x) {
-    const __m512 shift = _mm512_set1_ps(0x1.8p23f);
-    x = _mm512_range_ps(x, _mm512_set1_ps(126), 2); /* the lesser magnitude, x's sign */
-    __m512 n = _mm512_add_ps(x, shift);
-    __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(n, shift)), y = _mm512_set1_ps(0.00958285f);
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.05590642f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.24024099f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(0.69312419f));
-    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1));
-    return _mm512_castsi512_ps(
-        _mm512_add_epi32(_mm512_castps_si512(y), _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
+/* 2^(i/32), mantissas */
+static const uint32_t roots[32] __attribute__((aligned(64))) = {
+    0x000000, 0x02cd87, 0x05aac3, 0x08980f, 0x0b95c2, 0x0ea43a, 0x11c3d3, 0x14f4f0,
+    0x1837f0, 0x1b8d3a, 0x1ef532, 0x227043, 0x25fed7, 0x29a15b, 0x2d583f, 0x3123f6,
+    0x3504f3, 0x38fbaf, 0x3d08a4, 0x412c4d, 0x45672a, 0x49b9be, 0x4e248c, 0x52a81e,
+    0x5744fd, 0x5bfbb8, 0x60ccdf, 0x65b907, 0x6ac0c7, 0x6fe4ba, 0x75257d, 0x7a83b3,
+};
+
+/* sum + 2^(x / EXPONENT - 127) in the lanes of `live`, to 3e-5 of the power, for x of a float's
+ * range of exponents. x as an integer is the power's bits, but that its mantissa is linear: of it,
+ * the upper five bits choose a root, and what is left is a factor so near 1 that it is linear
+ * indeed. */
+INLINE __m512 add_power(__m512 sum, __m512 x, __mmask16 live) {
+    const int exponent = (int)0xff800000, below = 0x3ffff, one = 0x3f800000;
+    __m512i i = _mm512_cvtps_epi32(x);
+    __m512i root = _mm512_permutex2var_epi32(_mm512_load_si512(roots), _mm512_srli_epi32(i, 18),
+                                             _mm512_load_si512(roots + 16));
+    __m512i m =
+        _mm512_ternarylogic_epi32(i, _mm512_set1_epi32(below), _mm512_set1_epi32(one), 0xea);
+    __m512i power = _mm512_ternarylogic_epi32(i, _mm512_set1_epi32(exponent), root, 0xea);
+    __m512 factor = _mm512_fmadd_ps(_mm512_castsi512_ps(m), _mm512_set1_ps(0.70068821f),
+                                    _mm512_set1_ps(0.29928247f));
+    return _mm512_mask3_fmadd_ps(_mm512_castsi512_ps(power), factor, sum, live);
 }
 
 /* ln x to 1e-7, of normal numbers: ln(1 + t) for t in [-1/4, 1/2), plus the exponent's share. */
@@ -120,13 +134,18 @@ INLINE __m512 ln_of(__m512 x) {
     UNROLL
     for (int i = 0; i < 7; i++)
         y = _mm512_fmadd_ps(y, t, _mm512_set1_ps(c[i]));
-    return _mm512_fmadd_ps(y, t, _mm512_mul_ps(e, _mm512_set1_ps(0.69314718f)));
+    return _mm512_fmadd_ps(y, t, _mm512_mul_ps(e, _mm512_set1_ps(LN_2)));
 }
 
-/* |x| at most LK_SCORE_MOST; a NaN stays one. */
-INLINE __m512 clip(__m512 x) {
-    x = _mm512_min_ps(_mm512_set1_ps(LK_SCORE_MOST), x);
-    return _mm512_max_ps(_mm512_set1_ps(-LK_SCORE_MOST), x);
+/* |x| at most `most`; a NaN stays one. */
+INLINE __m512 clip(__m512 x, float most) {
+    x = _mm512_min_ps(_mm512_set1_ps(most), x);
+    return _mm512_max_ps(_mm512_set1_ps(-most), x);
+}
+
+/* lk_score_unit() */
+INLINE __m512 units_of(__m512 scale, __m512 factor) {
+    return _mm512_min_ps(_mm512_set1_ps(FLT_MAX), _mm512_mul_ps(scale, factor));
 }
 
 /* ---- project ---- */
@@ -244,10 +263,24 @@ INLINE void project_codes(const int chunks, const bool whole, const int heads, c
     }
 }
 
-INLINE void project_slots(const int chunks, const bool whole, const int heads,
-                          const uint8_t *const *pair, __m512 scale, __mmask16 last,
-                          const struct heads *q, float *ret) {
+/* Which slots' pages may have exponents beyond QUIET: a bound is 127 times the sum of |p|. Of eight
+ * pairs each half has half of it. p: [slot][head][direction] of heads 0-1 and 2-3.
+ * -> [slot][head] */
+INLINE __mmask16 loud_of(const uint32_t pairs, __m512 p01, __m512 p23) {
+    __m512 a = _mm512_abs_ps(p01), b = _mm512_abs_ps(p23);
+    __m512 sum = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+    if (pairs > 1)
+        sum = _mm512_add_ps(sum, _mm512_shuffle_f32x4(sum, sum, 0xb1));
+    if (pairs > 2)
+        sum = _mm512_add_ps(sum, _mm512_shuffle_f32x4(sum, sum, 0x4e));
+    return _mm512_cmp_ps_mask(sum, _mm512_set1_ps(QUIET / 127 / (pairs > 4 ? 2 : 1)), _CMP_NLE_UQ);
+}
+
+INLINE __mmask16 project_slots(const int chunks, const bool whole, const int heads,
+                               const uint32_t pairs, const uint8_t *const *pair, __m512 scale,
+                               __mmask16 last, const struct heads *q, float *ret) {
     __m512i all[HEADS], back[HEADS];
+    __m512 p[HEADS / 2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
 
     if (chunks <= 2) {
         project_codes(chunks, whole, heads, SLOTS, pair, last, q, all);
@@ -261,10 +294,13 @@ INLINE void project_slots(const int chunks, const bool whole, const int heads,
     UNROLL
     for (int h = 0; h < heads; h += 2) { /* lanes [slot][head][direction] */
         __m512i sum = fold64(all[h], h + 1 < heads ? all[h + 1] : _mm512_setzero_si512());
-        __m512 p = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, q->basis_bias[h / 2]));
-        p = clip(_mm512_mul_ps(p, _mm512_mul_ps(scale, q->pair_factor[h / 2])));
-        _mm512_storeu_ps(ret + h / 2 * 16, p);
+        __m512 unit = units_of(scale, q->pair_factor[h / 2]);
+        p[h / 2] = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, q->basis_bias[h / 2]));
+        p[h / 2] = _mm512_mul_ps(p[h / 2], unit);
+        p[h / 2] = _mm512_mul_ps(p[h / 2], _mm512_set1_ps(LOG2_E * EXPONENT));
+        _mm512_storeu_ps(ret + h / 2 * 16, p[h / 2]);
     }
+    return loud_of(pairs, p[0], p[1]);
 }
 
 INLINE void prefetch(const struct lk_score_shape *shape, const struct lk_score_batch *batch,
@@ -281,7 +317,7 @@ INLINE void project(const int chunks, const bool whole, const int heads,
                     const struct lk_score_shape *shape, const struct heads *q,
                     const struct lk_score_batch *batch, const struct lk_score_batch *next,
                     uint32_t pages, struct work *work) {
-    uint32_t pairs = pairs_of(shape);
+    uint32_t pairs = pairs_of(shape), any_loud = 0;
     __mmask16 last = last_of(shape);
     struct slots slots;
 
@@ -289,9 +325,13 @@ INLINE void project(const int chunks, const bool whole, const int heads,
     for (uint32_t i = 0, page = 0; i < pages * pairs; i += SLOTS) {
         for (; page * pairs < i + SLOTS && page < pages; page++)
             prefetch(shape, next, page);
-        project_slots(chunks, whole, heads, slots.pair + i, scales_of(slots.scales + i), last, q,
-                      &work->project[i / SLOTS][0][0][0][0]);
+        __m512 scale = scales_of(slots.scales + i);
+        __mmask16 loud = project_slots(chunks, whole, heads, pairs, slots.pair + i, scale, last, q,
+                                       &work->project[i / SLOTS][0][0][0][0]);
+        work->loud[i / SLOTS] = loud;
+        any_loud |= loud;
     }
+    work->any_loud = any_loud;
 }
 
 /* ---- centre ---- */
@@ -378,16 +418,17 @@ INLINE struct coeffs coeffs_at(const struct lk_score_shape *shape) {
                            shape->first.tokens};
 }
 
-/* Exponents x of sixteen tokens from t on. */
+/* Exponents x of sixteen tokens from t on, above `base`. */
 INLINE void exponents(const int heads, const bool eight, const uint32_t pairs,
                       const struct coeffs at, const struct lk_score_batch *batch,
-                      const struct work *work, uint32_t page, uint32_t t, __m512 *x) {
+                      const struct work *work, uint32_t page, uint32_t t, const float base,
+                      __m512 *x) {
     const int8_t *first = (const int8_t *)batch->first[page] + at.first + t;
     const int8_t *fine = (const int8_t *)batch->fine[page] + at.fine + t;
 
     UNROLL
     for (int h = 0; h < heads; h++)
-        x[h] = _mm512_setzero_ps();
+        x[h] = _mm512_set1_ps(base);
     UNROLL
     for (uint32_t i = 0; i < pairs; i++)
         add_pair(heads, eight, i ? fine + 2 * (i - 1) * at.tokens : first, at.tokens,
@@ -397,7 +438,7 @@ INLINE void exponents(const int heads, const bool eight, const uint32_t pairs,
 INLINE void tally(const int heads, const bool eight, const __m512 *x, __m512 *sum) {
     UNROLL
     for (int h = 0; h < heads; h++)
-        sum[h] = _mm512_mask_add_ps(sum[h], eight ? 0xff : 0xffff, sum[h], exp2_of(x[h]));
+        sum[h] = add_power(sum[h], x[h], eight ? 0xff : 0xffff);
 }
 
 INLINE void clear(__m512 *sum) {
@@ -406,9 +447,8 @@ INLINE void clear(__m512 *sum) {
         sum[h] = _mm512_setzero_ps();
 }
 
-/* The powers of one vector of tokens are taken while the exponents of the next are made: either
- * alone
- * is a chain too long for the processor to look past. */
+/* The powers of one vector of tokens are taken while the exponents of the next are made: both in a
+ * row are a chain too long for the processor to look past. */
 INLINE void weigh(const int heads, const bool eight, const uint32_t pairs,
                   const struct lk_score_shape *shape, const struct lk_score_batch *batch,
                   uint32_t pages, struct work *work) {
@@ -417,7 +457,7 @@ INLINE void weigh(const int heads, const bool eight, const uint32_t pairs,
     uint32_t done = 0, t = 0;
 
     clear(sum);
-    exponents(heads, eight, pairs, at, batch, work, 0, 0, before);
+    exponents(heads, eight, pairs, at, batch, work, 0, 0, BIAS, before);
     for (;;) {
         const uint32_t page = done;
         t += 16;
@@ -429,7 +469,7 @@ INLINE void weigh(const int heads, const bool eight, const uint32_t pairs,
             break;
         /* Keeps broadcasts of p where they are used: hoisted, they do not fit the registers. */
         __asm__ volatile("" ::: "memory");
-        exponents(heads, eight, pairs, at, batch, work, done, t, x);
+        exponents(heads, eight, pairs, at, batch, work, done, t, BIAS, x);
         tally(heads, eight, before, sum);
         if (done != page) {
             work->sum[page] = fold_four(sum);
@@ -498,54 +538,80 @@ static __attribute__((noinline)) __m512 low_products(const struct lk_score_shape
     return _mm512_loadu_ps(ret);
 }
 
+/* What of a page's projections no float holds, as large as LK_SCORE_MOST. */
+static void clip_page(const uint32_t pairs, uint32_t page, struct work *work) {
+    for (uint32_t slot = page * pairs; slot < (page + 1) * pairs; slot++)
+        for (uint32_t i = 0; i < HEADS / 2; i++) {
+            float *p = &work->project[slot / SLOTS][i][slot % SLOTS][0][0];
+            __m512 all = _mm512_maskz_loadu_ps(0xf, p);
+            _mm512_mask_storeu_ps(p, 0xf, clip(all, LK_SCORE_MOST * EXPONENT));
+        }
+}
+
 /* The mass of one page again, for every head, relative to its largest term. */
 static __attribute__((noinline)) void redo(const struct lk_score_shape *shape,
-                                           const struct lk_score_batch *batch,
-                                           const struct work *work, uint32_t page, float *ret_sum,
-                                           float *ret_peak) {
+                                           const struct lk_score_batch *batch, struct work *work,
+                                           uint32_t page, float *ret_sum, float *ret_peak) {
     const struct coeffs at = coeffs_at(shape);
     const uint32_t tokens = at.tokens, pairs = pairs_of(shape);
     const bool eight = tokens < 16;
     const __mmask16 live = eight ? 0xff : 0xffff;
     __m512 peak[HEADS], sum[HEADS], x[HEADS];
 
+    clip_page(pairs, page, work);
     for (int h = 0; h < HEADS; h++) {
         peak[h] = _mm512_set1_ps(-INFINITY);
         sum[h] = _mm512_setzero_ps();
     }
     for (uint32_t t = 0; t < tokens; t += 16) {
-        exponents(HEADS, eight, pairs, at, batch, work, page, t, x);
+        exponents(HEADS, eight, pairs, at, batch, work, page, t, 0, x);
         for (int h = 0; h < HEADS; h++)
             peak[h] = _mm512_mask_max_ps(peak[h], live, peak[h], x[h]);
     }
     for (int h = 0; h < HEADS; h++) {
         float most = _mm512_reduce_max_ps(peak[h]);
         peak[h] = _mm512_set1_ps(most);
-        ret_peak[h] = most * 0.69314718f;
+        ret_peak[h] = most / EXPONENT * LN_2;
     }
     for (uint32_t t = 0; t < tokens; t += 16) {
-        exponents(HEADS, eight, pairs, at, batch, work, page, t, x);
-        for (int h = 0; h < HEADS; h++)
-            sum[h] =
-                _mm512_mask_add_ps(sum[h], live, sum[h], exp2_of(_mm512_sub_ps(x[h], peak[h])));
+        exponents(HEADS, eight, pairs, at, batch, work, page, t, 0, x);
+        for (int h = 0; h < HEADS; h++) {
+            __m512 below = _mm512_sub_ps(x[h], peak[h]);
+            below = _mm512_max_ps(_mm512_set1_ps(-126 * EXPONENT), below);
+            sum[h] = add_power(sum[h], _mm512_add_ps(below, _mm512_set1_ps(BIAS)), live);
+        }
     }
     for (int h = 0; h < HEADS; h++)
         ret_sum[h] = _mm512_reduce_add_ps(sum[h]);
 }
 
-/* ln of sums [head][page], some of which are unsafe and made again. */
+/* Of the pages page..page + 3, the loud ones: [head][page] */
+static __mmask16 loud_pages(const struct lk_score_shape *shape, const struct work *work,
+                            uint32_t page) {
+    uint32_t pairs = pairs_of(shape), loud = 0;
+
+    for (uint32_t slot = page * pairs; slot < (page + GROUP) * pairs; slot++) {
+        uint32_t heads = work->loud[slot / SLOTS] >> slot % SLOTS * HEADS;
+        for (uint32_t h = 0; h < HEADS; h++)
+            loud |= (heads >> h & 1) << (h * GROUP + slot / pairs - page);
+    }
+    return (__mmask16)loud;
+}
+
+/* ln of sums [head][page], the loud ones made again. */
 static __attribute__((noinline)) __m512 mend(const struct lk_score_shape *shape,
                                              const struct lk_score_batch *batch, struct work *work,
-                                             uint32_t page, __mmask16 unsafe, __m512 sum) {
+                                             uint32_t page, __m512 sum) {
     float all[HEADS][GROUP], more[HEADS][GROUP] = {{0}}, page_sum[HEADS], peak[HEADS];
+    __mmask16 loud = loud_pages(shape, work, page);
 
     _mm512_storeu_ps(all, sum);
     for (uint32_t p = 0; p < GROUP; p++) {
-        if (!(unsafe & 0x1111 << p))
+        if (!(loud & 0x1111 << p))
             continue;
         redo(shape, batch, work, page + p, page_sum, peak);
         for (uint32_t h = 0; h < HEADS; h++)
-            if (unsafe & 1 << (h * GROUP + p)) {
+            if (loud & 1 << (h * GROUP + p)) {
                 all[h][p] = page_sum[h];
                 more[h][p] = peak[h];
             }
@@ -575,7 +641,7 @@ INLINE void finish(const int heads, const struct lk_score_shape *shape, const st
     __mmask16 wanted = (__mmask16)((1 << heads * GROUP) - 1);
 
     for (uint32_t page = 0; page < pages; page += GROUP) {
-        __m512 unit = _mm512_mul_ps(q->page_factor, centroid_scales(batch->first + page, scales));
+        __m512 unit = units_of(centroid_scales(batch->first + page, scales), q->page_factor);
         __m512 mu = _mm512_loadu_ps(work->centre[page / GROUP]);
         mu = _mm512_permutexvar_ps(transpose, mu);
         __mmask16 fine =
@@ -583,12 +649,9 @@ INLINE void finish(const int heads, const struct lk_score_shape *shape, const st
         if (fine)
             mu = _mm512_add_ps(mu,
                                low_products(shape, q->query, q->first, batch->first + page, fine));
-        mu = clip(_mm512_mul_ps(mu, unit));
-        __m512 sum = fold_quarters_ps(work->sum + page), mass = ln_of(sum);
-        __mmask16 unsafe = _mm512_cmp_ps_mask(sum, _mm512_set1_ps(SAFE_LOW), _CMP_NGE_UQ) |
-                           _mm512_cmp_ps_mask(sum, _mm512_set1_ps(SAFE_HIGH), _CMP_NLE_UQ);
-        if (unsafe & wanted)
-            mass = mend(shape, batch, work, page, unsafe & wanted, sum);
+        mu = clip(_mm512_mul_ps(mu, unit), LK_SCORE_MOST);
+        __m512 sum = fold_quarters_ps(work->sum + page);
+        __m512 mass = work->any_loud ? mend(shape, batch, work, page, sum) : ln_of(sum);
         __m512 score = _mm512_add_ps(mu, mass);
         _mm_storeu_ps(ret + page, _mm512_castps512_ps128(score));
         if (heads > 1)
@@ -648,7 +711,6 @@ static block_fn *block_of(uint32_t head_dim, uint32_t heads) {
 
 static void name_heads(const struct lk_query *query, uint32_t first, struct heads *q) {
     const float *f = query->factor + first;
-    const float log2_e = 1.44269504f;
 
     q->query = query;
     q->first = first;
@@ -662,8 +724,8 @@ static void name_heads(const struct lk_query *query, uint32_t first, struct head
     for (uint32_t h = 0; h < HEADS; h += 2) {
         const int32_t *sum = query->code_sum + first + h;
         const __mmask16 second = 0xcccc;
-        q->pair_factor[h / 2] = _mm512_mask_blend_ps(second, _mm512_set1_ps(f[h] * log2_e),
-                                                     _mm512_set1_ps(f[h + 1] * log2_e));
+        q->pair_factor[h / 2] =
+            _mm512_mask_blend_ps(second, _mm512_set1_ps(f[h]), _mm512_set1_ps(f[h + 1]));
         q->basis_bias[h / 2] =
             _mm512_mask_blend_epi32(second, _mm512_set1_epi32(LK_BASIS_BIAS * sum[0]),
                                     _mm512_set1_epi32(LK_BASIS_BIAS * sum[1]));

@@ -59,7 +59,7 @@ static float score_page(const struct page *page, const struct lk_record *shape,
                         const struct lk_query *q, uint32_t g) {
     float x[TOKENS_MAX] = {0}, most = -INFINITY, sum = 0;
     uint32_t d = shape->head_dim;
-    float unit = page->centroid_scale * q->factor[g];
+    float unit = lk_score_unit(page->centroid_scale, q->factor[g]);
     float mu = product(q, g, LK_DIGIT_MIDDLE, page->centroid, d);
 
     if (unit >= LK_SCORE_LOW_UNIT)
@@ -67,7 +67,7 @@ static float score_page(const struct page *page, const struct lk_record *shape,
     mu = clip(mu * unit);
     for (uint32_t i = 0; i < page->directions; i++) {
         float p = clip(product(q, g, LK_DIGIT_MIDDLE, page->basis[i], d) *
-                       (page->scale[i] * q->factor[g]));
+                       lk_score_unit(page->scale[i], q->factor[g]));
         for (uint32_t t = 0; t < shape->tokens; t++)
             x[t] += p * page->coeff[i][t];
     }

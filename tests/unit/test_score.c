@@ -146,14 +146,14 @@ static float deviate(uint32_t *state) { /* near enough to normal */
     return sum;
 }
 
-/* fp32 keys that drift, so that pages differ; queries of the size `loud`. */
+/* fp32 keys of the size `large` that drift, so that pages differ; queries of the size `loud`. */
 struct random {
     struct bench bench;
     float *keys, *q;
 };
 
 static struct random random_open(uint32_t d, uint32_t tokens, uint32_t rank, uint32_t group,
-                                 uint32_t pages, float loud) {
+                                 uint32_t pages, float large, float loud) {
     struct lk_geometry g = {.layers = 1,
                             .kv_heads = 1,
                             .group = group,
@@ -168,7 +168,7 @@ static struct random random_open(uint32_t d, uint32_t tokens, uint32_t rank, uin
         float drift = 0;
         for (uint32_t t = 0; t < pages * tokens; t++) {
             drift = 0.98f * drift + 0.3f * deviate(&state);
-            r.keys[t * d + c] = drift + deviate(&state);
+            r.keys[t * d + c] = large * (drift + deviate(&state));
         }
     }
     for (uint32_t i = 0; i < group * d; i++)
@@ -266,9 +266,10 @@ static void check_close(const struct bench *b, const struct golden_summary *s, u
         }
 }
 
-static void check_all(uint32_t d, uint32_t tokens, uint32_t rank, uint32_t group, float loud) {
+static void check_sizes(uint32_t d, uint32_t tokens, uint32_t rank, uint32_t group, float large,
+                        float loud) {
     const uint32_t pages = 84; /* 21 quads */
-    struct random r = random_open(d, tokens, rank, group, pages, loud);
+    struct random r = random_open(d, tokens, rank, group, pages, large, loud);
     struct bench *b = &r.bench;
     struct golden_summary page = golden_read(&b->pool, false), super = golden_read(&b->pool, true);
     static float all[3][LK_GROUP_MAX * STRIDE], portable[3][LK_GROUP_MAX * STRIDE];
@@ -294,6 +295,10 @@ static void check_all(uint32_t d, uint32_t tokens, uint32_t rank, uint32_t group
     golden_summary_free(&page);
     golden_summary_free(&super);
     random_close(&r);
+}
+
+static void check_all(uint32_t d, uint32_t tokens, uint32_t rank, uint32_t group, float loud) {
+    check_sizes(d, tokens, rank, group, 1, loud);
 }
 
 static const uint32_t dims[] = {64, 80, 96, 112, 128, 192, 256};
@@ -326,11 +331,21 @@ START_TEST(test_loud) {
 }
 END_TEST
 
+/* Keys and queries at the ends of what floats hold, their products of an ordinary size: no part of
+ * a product may leave the range on the way. */
+START_TEST(test_far_sizes) {
+    check_sizes(64, 16, 8, 3, 5e-39f, 2e37f); /* keys are not normal */
+    check_sizes(128, 16, 2, 4, 5e-39f, 4e37f);
+    check_sizes(64, 16, 8, 4, 1e36f, 1e-36f);
+    check_sizes(80, 8, 4, 4, 1e36f, 1e-34f); /* and loud */
+}
+END_TEST
+
 START_TEST(test_silent) {
     for (int p = 0; p < PATHS; p++) {
         if (!open_path(p))
             continue;
-        struct random r = random_open(96, 32, 4, 6, 8, 0);
+        struct random r = random_open(96, 32, 4, 6, 8, 1, 0);
         float scores[LK_GROUP_MAX * STRIDE];
         open_path(p);
         bench_prepare(&r.bench);
@@ -348,7 +363,7 @@ START_TEST(test_poison) {
     for (int p = 0; p < PATHS; p++) {
         if (!open_path(p))
             continue;
-        struct random r = random_open(128, 16, 8, 6, 20, 1);
+        struct random r = random_open(128, 16, 8, 6, 20, 1, 1);
         float clean[LK_GROUP_MAX * STRIDE], scores[LK_GROUP_MAX * STRIDE];
         open_path(p);
         bench_prepare(&r.bench);
@@ -375,7 +390,7 @@ START_TEST(test_beyond_floats) {
     for (int p = 0; p < PATHS; p++) {
         if (!open_path(p))
             continue;
-        struct random r = random_open(64, 16, 8, 4, 20, 1);
+        struct random r = random_open(64, 16, 8, 4, 20, 1, 1);
         float scores[LK_GROUP_MAX * STRIDE];
         for (uint32_t i = 0; i < 20 * 16 * 64; i++)
             r.keys[i] *= 1e37f;
@@ -395,9 +410,35 @@ START_TEST(test_beyond_floats) {
 }
 END_TEST
 
+/* Keys across the query, both so large that no float holds the worth of their codes' units. */
+START_TEST(test_across) {
+    for (int p = 0; p < PATHS; p++) {
+        if (!open_path(p))
+            continue;
+        struct random r = random_open(64, 16, 4, 4, 8, 1, 0);
+        float scores[LK_GROUP_MAX * STRIDE];
+        for (uint32_t i = 0; i < 8 * 16; i++)
+            for (uint32_t c = 0; c < 64; c++)
+                r.keys[i * 64 + c] = c == 1 ? 1e38f : 0;
+        for (uint32_t g = 0; g < 4; g++)
+            r.q[g * 64] = 1e38f;
+        golden_fill(&r.bench.pool, (const uint8_t *)r.keys, 8);
+        open_path(p);
+        for (uint32_t j = 0; j < 8; j++)
+            lk_cpu_build(&r.bench.pool, 0, j, 0);
+        bench_prepare(&r.bench);
+        lk_cpu_score(&r.bench.row, 0, r.bench.query, 4, 0, 8, scores, STRIDE);
+        for (uint32_t g = 0; g < 4; g++)
+            for (uint32_t j = 0; j < 8; j++)
+                ck_assert_double_lt(fabs((double)scores[g * STRIDE + j] - log(16)), 1e-4);
+        random_close(&r);
+    }
+}
+END_TEST
+
 /* Tables of quads, scattered and reused, and records farther than 2^32 bytes apart. */
 START_TEST(test_far_pages) {
-    struct random r = random_open(128, 16, 8, 2, 8, 1);
+    struct random r = random_open(128, 16, 8, 2, 8, 1, 1);
     struct lk_pool_view near = r.bench.pool, far = near;
     uint32_t table[] = {0, 0, 1};
     float want[LK_GROUP_MAX * STRIDE], got[LK_GROUP_MAX * STRIDE];
@@ -451,9 +492,11 @@ int main(void) {
     tcase_add_loop_test(tc, test_pages_and_ranks, 0, 4);
     tcase_add_loop_test(tc, test_groups, 0, 10);
     tcase_add_test(tc, test_loud);
+    tcase_add_test(tc, test_far_sizes);
     tcase_add_test(tc, test_silent);
     tcase_add_test(tc, test_poison);
     tcase_add_test(tc, test_beyond_floats);
+    tcase_add_test(tc, test_across);
     tcase_add_test(tc, test_far_pages);
     tcase_set_timeout(tc, 60);
     suite_add_tcase(suite, tc);
