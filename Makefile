@@ -45,7 +45,8 @@ CUDA   ?= $(if $(SAN),,$(NVCC))
 CUDA_HOME := $(abspath $(dir $(NVCC))/..)
 GRAPH  := $(call obj,graphs)
 ifneq ($(CUDA),)
-GRAPH  += $(filter-out %/absent.o,$(call obj,graphs/cuda)) $(O)/cuda/liblkcuda.a
+GRAPH  += $(filter-out %/absent.o,$(call obj,graphs/cuda))
+KERNEL += $(O)/cuda/liblkcuda.a
 CUDA_L := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt
 $(O)/graphs/cuda/%.o: ISA := -I$(CUDA_HOME)/include
 else
