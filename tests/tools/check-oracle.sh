@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# check-oracle.sh BUILD [quick|full] - locks-replay against the float64 reference, which recomputes every choice of pages.
+# check-oracle.sh BUILD [quick|full|device] - locks-replay against the float64 reference, which recomputes every choice of pages.
 #
 # quick: the shipped trace, one axis at a time around the default, on each path of kernels this machine has; then synthetic
 # traces (traces.py). full: the cross of scan, budget, sampled, mass, page tokens and rank on the shipped trace, and the
 # synthetic ones at every scan. A run is a replay with --out and the reference's --check of it; one line each, and
-# "N passed, N failed" at the end. The reference lies in $LOCKSD_ORACLE, else ../shared/oracle; without it: exit 77.
+# "N passed, N failed" at the end. device: what quick runs, but for traces of 32 bits, on the GPU. The reference lies in
+# $LOCKSD_ORACLE, else ../shared/oracle; without it: exit 77. $LOCKSD_PYTHON has numpy (/usr/bin/python3).
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:?usage: check-oracle.sh BUILD [quick|full]} mode=${2:-quick}
 reference=${LOCKSD_ORACLE:-../shared/oracle}/locksd_ref.py
-python=/usr/bin/python3
+python=${LOCKSD_PYTHON:-/usr/bin/python3}
 shipped=tests/data/smollm2-needle.safetensors
 
 [ -r "$reference" ] || { echo "no reference at $reference (set LOCKSD_ORACLE to its folder)"; exit 77; }
@@ -25,11 +26,12 @@ export build reference python work
 
 # A daemon on a chosen path of kernels, for $LOCKSD.
 for path in portable avx2 avx512; do
-    printf '#!/bin/sh\nexec "%s/locksd" "$@" --set daemon.cpu_path=%s\n' "$build" "$path" >"$work/locksd-$path"
+    printf '#!/bin/sh\nexec "%s/locksd" "$@" --set daemon.device=cpu --set daemon.cpu_path=%s\n' "$build" "$path" >"$work/locksd-$path"
     chmod +x "$work/locksd-$path"
 done
-printf '#!/bin/sh\nexec "%s/locksd" "$@"\n' "$build" >"$work/locksd-auto"
-chmod +x "$work/locksd-auto"
+printf '#!/bin/sh\nexec "%s/locksd" "$@" --set daemon.device=cpu\n' "$build" >"$work/locksd-auto"
+printf '#!/bin/sh\nexec "%s/locksd" "$@" --set daemon.device=cuda\n' "$build" >"$work/locksd-cuda"
+chmod +x "$work/locksd-auto" "$work/locksd-cuda"
 
 one() { # one "PATH STEPS TRACE OPTION...": a line, and a file that says how it ended
     # shellcheck disable=SC2086 # words are meant to split
@@ -100,7 +102,8 @@ cross() {
 case $mode in
 quick) { around_default; synthetic full tree; } >"$work/list" ;;
 full) { around_default; cross; synthetic full coarse nested tree; } >"$work/list" ;;
-*) echo "check-oracle.sh: '$mode' is neither quick nor full"; exit 64 ;;
+device) { around_default; synthetic full coarse nested tree; } | grep ^auto | grep -v f32 | sed 's/^auto/cuda/' >"$work/list" ;;
+*) echo "check-oracle.sh: '$mode' is none of quick, full and device"; exit 64 ;;
 esac
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 # a run a processor, not all processors for each
 # shellcheck disable=SC2016 # the inner shell expands

@@ -78,7 +78,8 @@ TRACES = {
     "d96": plain("BF16", d=96),
     "d128": plain("BF16", d=128),
     "group1": plain(kv=3, group=1),
-    "group8": plain("F32", kv=1, group=8),
+    "group8-f32": plain("F32", kv=1, group=8),
+    "group8-bf16": plain("BF16", kv=1, group=8),
     "long": plain("BF16", tokens=32768, steps=16, kv=1, group=2),
 }
 

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# check-device.sh BUILD - everything that needs a GPU: kernels, then the daemon and its clients on the device.
+#
+# BUILD was made by `make all tests cuda` where nvcc is. The same test files as on the CPU run against a daemon whose device
+# is cuda ($LOCKSD_TEST_DEVICE); then replays are compared with the float64 reference. Without a GPU: says so, exit 77.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+build=${1:?usage: check-device.sh BUILD}
+failed=0
+
+run() { # run NAME COMMAND...: a line, and all of the output if it failed
+    local name=$1 out rc start
+    shift
+    start=$(date +%s%N)
+    out=$("$@" 2>&1)
+    rc=$?
+    printf '%-6s %-28s %6d ms\n' "$([ $rc = 0 ] && echo ok || echo "FAIL")" "$name" $((($(date +%s%N) - start) / 1000000))
+    if [ $rc != 0 ]; then
+        failed=$((failed + 1))
+        echo "$out" | tail -n 25 | sed 's/^/      | /'
+    fi
+}
+
+"$build/cuda/test_build" >/dev/null 2>&1
+[ $? != 77 ] || { echo "check-device.sh: there is no GPU here"; exit 77; }
+for test in test_build test_step test_graph; do run "cuda/$test" "$build/cuda/$test"; done
+export LOCKSD_TEST_DEVICE=cuda
+for test in unit/test_engine unit/test_intake model/test_sequences model/test_tables fault/test_kill fault/test_hostile; do
+    [ -x "$build/tests/$test" ] && run "$test" "$build/tests/$test"
+done
+run oracle tests/tools/check-oracle.sh "$build" device
+[ $failed = 0 ] || { echo "$failed failed"; exit 1; }
