@@ -199,8 +199,8 @@ static int run_pool(struct cuda_engine *engine, struct cuda_slot *slot, struct l
         feed_row(slot, lane, &batch->rows[lane->index[lane->count]], &lane->rows[lane->count]);
     if (lk_cuda_fill(lane->rows, count, lane->block))
         return lk_cuda_broken(engine, "a row", "it exceeds what the kernels take");
-    lk_cuda_lane_feed(lane, lane->block, lane->device, offsetof(struct lk_cuda_batch, row));
-    lk_cuda_lane_feed(lane, lane->block->row, lane->device->row, count * sizeof *lane->block->row);
+    uint64_t block = offsetof(struct lk_cuda_batch, row) + count * sizeof *lane->block->row;
+    lk_cuda_lane_feed(lane, lane->block, lane->device, (block + 15) / 16 * 16);
     return check(engine, cudaGraphLaunch(lk_cuda_lane_graph(lane), engine->stream),
                  "launching a step");
 }
