@@ -216,14 +216,15 @@ static int run_rows(struct cuda_engine *engine, uint32_t place, const struct lk_
         last = engine->pool[p].lane[place].count ? p : last;
     }
     slot->tables_used = 0;
+    slot->clock = batch->row_count ? engine->pool[last].lane[place].clock : NULL;
     for (uint32_t p = 0; p < engine->pools && !error; p++)
         if (engine->pool[p].lane[place].count)
             error = run_pool(engine, slot, &engine->pool[p].lane[place], batch,
                              p == last ? slot->serial : 0, bytes[p]);
     if (!batch->row_count && !error)
-        error =
-            check(engine, lk_cuda_mark_now(slot->serial, &engine->words->fenced, engine->stream),
-                  "marking a batch");
+        error = check(engine,
+                      lk_cuda_mark_now(slot->serial, &engine->words->fenced, NULL, engine->stream),
+                      "marking a batch");
     return error;
 }
 
@@ -242,10 +243,11 @@ static int run_batch(struct cuda_engine *engine, uint32_t place, const struct lk
     if (error || !slot->builds_after)
         return error;
     error = run_builds(engine, &list, batch->builds_after, batch->build_after_count);
-    return error
-               ? error
-               : check(engine, lk_cuda_mark_now(slot->serial, &engine->words->done, engine->stream),
-                       "marking a batch");
+    return error ? error
+                 : check(engine,
+                         lk_cuda_mark_now(slot->serial, &engine->words->done, slot->clock,
+                                          engine->stream),
+                         "marking a batch");
 }
 
 int lk_cuda_launch(struct lk_engine *base, struct lk_batch *batch) {
@@ -301,13 +303,35 @@ static void count_bytes(const struct lk_cuda_row *plan, const struct lk_head_out
     row->attend_bytes = attended * 2 * token;
 }
 
+/* Adds what the parts of a lane's step took on the device; nothing where kernels keep no time. */
+static void add_times(const struct lk_cuda_lane *lane, uint64_t phase_ns[LK_PHASES]) {
+    static const enum lk_phase phase_of[LK_CUDA_AT_FENCE] = {
+        [LK_CUDA_AT_FEED] = LK_PHASE_APPEND,   [LK_CUDA_AT_SCAN] = LK_PHASE_SCORE,
+        [LK_CUDA_AT_PRUNE] = LK_PHASE_SELECT,  [LK_CUDA_AT_RESCAN] = LK_PHASE_SCORE,
+        [LK_CUDA_AT_SELECT] = LK_PHASE_SELECT, [LK_CUDA_AT_ATTEND] = LK_PHASE_ATTEND,
+    };
+    const uint64_t *at = lane->clock->at;
+
+    if (!at[LK_CUDA_AT_SCAN] || !at[LK_CUDA_AT_ATTEND])
+        return;
+    for (int i = LK_CUDA_AT_FEED, next; i < LK_CUDA_AT_FENCE; i = next) {
+        for (next = i + 1; !at[next];)
+            next++;
+        /* Where nothing is scored, the scan appends. */
+        bool appends = i == LK_CUDA_AT_SCAN && next == LK_CUDA_AT_ATTEND;
+        phase_ns[appends ? LK_PHASE_APPEND : phase_of[i]] += at[next] - at[i];
+    }
+}
+
 /* Results of a fenced batch, to where clients and the daemon look for them. */
 static void hand_out(struct cuda_engine *engine, uint32_t place) {
-    const struct lk_batch *batch = engine->slot[place].batch;
+    struct lk_batch *batch = engine->slot[place].batch;
 
     for (uint32_t p = 0; p < engine->pools; p++) {
         const struct lk_cuda_lane *lane = &engine->pool[p].lane[place];
         uint32_t heads = engine->pool[p].view.geometry.kv_heads;
+        if (lane->count)
+            add_times(lane, batch->phase_ns);
         for (uint32_t i = 0; i < lane->count; i++) {
             struct lk_row *row = &batch->rows[lane->index[i]];
             const struct lk_head_out *out = lane->results + (size_t)i * heads;
@@ -354,6 +378,9 @@ enum lk_mark lk_cuda_poll(struct lk_engine *base, struct lk_batch **ret) {
     }
     if (slot->fenced && (!slot->builds_after || load_word(&engine->words->done) >= slot->serial)) {
         engine->finished++;
+        if (slot->builds_after && slot->clock && slot->clock->at[LK_CUDA_AT_DONE])
+            slot->batch->phase_ns[LK_PHASE_BUILD] =
+                slot->clock->at[LK_CUDA_AT_DONE] - slot->clock->at[LK_CUDA_AT_FENCE];
         *ret = slot->batch;
         return LK_MARK_DONE;
     }

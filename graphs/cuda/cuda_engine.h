@@ -25,7 +25,8 @@ struct cuda_slot { /* a place in flight */
     uint64_t serial; /* of all batches, from 1 */
     uint64_t launched_ns;
     bool fenced, builds_after;
-    uint8_t *workspace; /* device */
+    struct lk_cuda_clock *clock; /* of the step that stores the mark; NULL: there are no rows */
+    uint8_t *workspace;          /* device */
     /* Pinned host memory: */
     uint8_t *tables; /* block tables of the rows, one after the other */
     uint64_t tables_used;

@@ -59,12 +59,12 @@ static cudaError_t record(const struct lk_cuda_lane_options *o, const struct lk_
 
     if (error)
         return error;
-    error =
-        (cudaError_t)lk_cuda_bring(lane->feed, lane->serial, feed_blocks(step->bucket), o->stream);
+    error = (cudaError_t)lk_cuda_bring(lane->feed, lane->serial, lane->clock,
+                                       feed_blocks(step->bucket), o->stream);
     if (!error)
         error = (cudaError_t)lk_cuda_run(step, o->stream);
     if (!error)
-        error = (cudaError_t)lk_cuda_mark(lane->serial, o->word, o->stream);
+        error = (cudaError_t)lk_cuda_mark(lane->serial, o->word, lane->clock, o->stream);
     cudaError_t ended = cudaStreamEndCapture(o->stream, ret);
     return error ? error : ended;
 }
@@ -74,6 +74,7 @@ static cudaError_t capture(const struct lk_cuda_lane_options *o, const struct lk
     struct lk_cuda_step step = {.pool = *o->pool,
                                 .batch = lane->device,
                                 .sync = o->sync,
+                                .clock = lane->clock,
                                 .bucket = bucket,
                                 .scans = scans,
                                 .processors = o->processors};
@@ -99,6 +100,8 @@ static int take_memory(const struct lk_cuda_lane_options *o, struct lk_cuda_lane
 
     lane->feed = lk_cuda_host_alloc(sizeof *lane->feed, why, why_bytes);
     if (lane->feed)
+        lane->clock = lk_cuda_host_alloc(sizeof *lane->clock, why, why_bytes);
+    if (lane->clock)
         lane->block = lk_cuda_host_alloc(sizeof *lane->block, why, why_bytes);
     if (lane->block)
         lane->results = lk_cuda_host_alloc(results * sizeof *lane->results, why, why_bytes);
@@ -129,6 +132,7 @@ void lk_cuda_lane_close(struct lk_cuda_lane *lane) {
     lk_cuda_device_free(lane->device);
     lk_cuda_host_free(lane->results);
     lk_cuda_host_free(lane->block);
+    lk_cuda_host_free(lane->clock);
     lk_cuda_host_free(lane->feed);
 }
 
@@ -150,6 +154,7 @@ void lk_cuda_lane_feed_begin(struct lk_cuda_lane *lane, uint64_t serial, uint64_
 
     lane->feed->serial = serial;
     lane->feed->pieces = 0;
+    *lane->clock = (struct lk_cuda_clock){.at = {0}};
     lane->piece_bytes = even > LK_CUDA_PIECE_BYTES ? even : LK_CUDA_PIECE_BYTES;
 }
 

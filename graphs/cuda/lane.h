@@ -25,7 +25,8 @@
 #define LK_LANE_VARIANTS 5 /* exact; full; coarse; nested and tree; any */
 
 struct lk_cuda_lane {
-    struct lk_cuda_feed *feed;   /* pinned host memory, as the next two */
+    struct lk_cuda_feed *feed;   /* pinned host memory, as the next three */
+    struct lk_cuda_clock *clock; /* of the step that runs */
     struct lk_cuda_batch *block; /* filled by the host */
     struct lk_head_out *results; /* [LK_BATCH_ROWS_MAX][kv_heads], written by the device */
     struct lk_cuda_batch *device;

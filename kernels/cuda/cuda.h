@@ -92,6 +92,23 @@ uint32_t lk_cuda_sync_words(const struct lk_geometry *geometry, uint32_t rows, u
  * budget, length or row count above the limits, or a sparse row of several tokens. */
 int lk_cuda_fill(const struct lk_row *rows, uint32_t count, struct lk_cuda_batch *ret);
 
+/* When the parts of a step began, in ns of the device's clock; 0: it did not run. Host memory that
+ * the device writes, the host sets to 0 before. */
+enum lk_cuda_moment {
+    LK_CUDA_AT_FEED,
+    LK_CUDA_AT_SCAN,
+    LK_CUDA_AT_PRUNE,
+    LK_CUDA_AT_RESCAN,
+    LK_CUDA_AT_SELECT,
+    LK_CUDA_AT_ATTEND,
+    LK_CUDA_AT_FENCE, /* results are there */
+    LK_CUDA_AT_DONE,  /* pages it closed are summarised */
+    LK_CUDA_MOMENTS
+};
+struct lk_cuda_clock {
+    uint64_t at[LK_CUDA_MOMENTS];
+};
+
 /* What a captured step bakes in. */
 struct lk_cuda_step {
     struct lk_pool_view pool;          /* device pointers */
@@ -100,6 +117,7 @@ struct lk_cuda_step {
     uint32_t bucket;                   /* rows the graph can hold */
     uint32_t scans;      /* bit 1 << enum lk_scan_mode: modes it serves; 0: exact only */
     uint32_t processors; /* multiprocessors of the device */
+    struct lk_cuda_clock *clock; /* NULL: nobody asks */
 };
 
 /* The whole step on a stream (a cudaStream_t), or its stages one by one. */

@@ -3,18 +3,20 @@
  * feed.cu - see feed.h.
  */
 #include "device.cuh"
+#include "clock.cuh"
 #include "feed.h"
 
 #define THREADS 256
 
 __global__ void __launch_bounds__(THREADS)
-    bring_kernel(const struct lk_cuda_feed *feed, uint64_t *serial) {
+    bring_kernel(const struct lk_cuda_feed *feed, uint64_t *serial, struct lk_cuda_clock *clock) {
     /* Of host memory: all that a block needs to begin is asked for at once. */
     const uint64_t number = feed->serial;
     const uint32_t pieces = feed->pieces;
     struct lk_cuda_piece piece = feed->piece[blockIdx.x];
 
     wait_for_previous();
+    note_time(clock, LK_CUDA_AT_FEED);
     if (blockIdx.x == 0 && threadIdx.x == 0)
         *serial = number;
     for (uint32_t i = blockIdx.x; i < pieces; i += gridDim.x) {
@@ -35,25 +37,28 @@ __device__ void store_mark(uint64_t number, uint64_t *word) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(number) : "memory");
 }
 
-__global__ void mark_kernel(const uint64_t *serial, uint64_t *word) {
+__global__ void mark_kernel(const uint64_t *serial, uint64_t *word, struct lk_cuda_clock *clock) {
     wait_for_previous();
+    note_time(clock, LK_CUDA_AT_FENCE);
     store_mark(*serial, word);
 }
 
-__global__ void mark_now_kernel(uint64_t serial, uint64_t *word) {
+__global__ void mark_now_kernel(uint64_t serial, uint64_t *word, struct lk_cuda_clock *clock) {
     wait_for_previous();
+    note_time(clock, LK_CUDA_AT_DONE);
     store_mark(serial, word);
 }
 
-int lk_cuda_bring(const struct lk_cuda_feed *feed, uint64_t *serial, uint32_t blocks,
-                  void *stream) {
-    return launch(bring_kernel, dim3(blocks), THREADS, 0, stream, feed, serial);
+int lk_cuda_bring(const struct lk_cuda_feed *feed, uint64_t *serial, struct lk_cuda_clock *clock,
+                  uint32_t blocks, void *stream) {
+    return launch(bring_kernel, dim3(blocks), THREADS, 0, stream, feed, serial, clock);
 }
 
-int lk_cuda_mark(const uint64_t *serial, uint64_t *word, void *stream) {
-    return launch(mark_kernel, dim3(1), 1, 0, stream, serial, word);
+int lk_cuda_mark(const uint64_t *serial, uint64_t *word, struct lk_cuda_clock *clock,
+                 void *stream) {
+    return launch(mark_kernel, dim3(1), 1, 0, stream, serial, word, clock);
 }
 
-int lk_cuda_mark_now(uint64_t serial, uint64_t *word, void *stream) {
-    return launch(mark_now_kernel, dim3(1), 1, 0, stream, serial, word);
+int lk_cuda_mark_now(uint64_t serial, uint64_t *word, struct lk_cuda_clock *clock, void *stream) {
+    return launch(mark_now_kernel, dim3(1), 1, 0, stream, serial, word, clock);
 }

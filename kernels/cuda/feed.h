@@ -17,6 +17,8 @@
 
 #include <stdint.h>
 
+#include "cuda.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -36,14 +38,16 @@ struct lk_cuda_feed { /* memory of the host, read by the device */
     struct lk_cuda_piece piece[LK_CUDA_PIECES_MAX];
 };
 
-/* Copies all pieces; leaves feed->serial in *serial (device memory). blocks: of the grid. Stream is
- * a cudaStream_t. -> 0 or a cudaError_t. */
-int lk_cuda_bring(const struct lk_cuda_feed *feed, uint64_t *serial, uint32_t blocks, void *stream);
+/* Copies all pieces; leaves feed->serial in *serial (device memory) and the time in
+ * clock->at[LK_CUDA_AT_FEED]. blocks: of the grid. Stream is a cudaStream_t. -> 0 or a cudaError_t.
+ */
+int lk_cuda_bring(const struct lk_cuda_feed *feed, uint64_t *serial, struct lk_cuda_clock *clock,
+                  uint32_t blocks, void *stream);
 /* Stores *serial (device memory) into *word (host memory) unless it is 0, after all that ran before
- * on the stream. */
-int lk_cuda_mark(const uint64_t *serial, uint64_t *word, void *stream);
-/* The same for a number known now. */
-int lk_cuda_mark_now(uint64_t serial, uint64_t *word, void *stream);
+ * on the stream; the time goes to clock->at[LK_CUDA_AT_FENCE] first. */
+int lk_cuda_mark(const uint64_t *serial, uint64_t *word, struct lk_cuda_clock *clock, void *stream);
+/* The same for a number known now, at LK_CUDA_AT_DONE; clock may be NULL. */
+int lk_cuda_mark_now(uint64_t serial, uint64_t *word, struct lk_cuda_clock *clock, void *stream);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * clock.cuh - when a kernel of a step began, told to the host.
+ *
+ * One thread of the grid stores the device's clock once its predecessor has ended: the difference
+ * to the next kernel's is what the kernel took in its chain.
+ */
+#ifndef LK_CUDA_CLOCK_CUH
+#define LK_CUDA_CLOCK_CUH
+
+#include "cuda.h"
+
+/* After wait_for_previous(). clock: NULL: nobody asks. */
+__device__ __forceinline__ void note_time(struct lk_cuda_clock *clock, int at) {
+    uint64_t now;
+
+    if (clock && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        clock->at[at] = now;
+    }
+}
+
+#endif
