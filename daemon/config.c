@@ -81,7 +81,7 @@ static const struct key limit_keys[] = {
 #define AT(field) offsetof(struct lk_pool_config, field)
 static const struct key pool_keys[] = {
     {"layers", AT(geometry.layers), U32, false, 1, 1024, NULL},
-    {"kv_heads", AT(geometry.kv_heads), U32, false, 1, 1024, NULL},
+    {"kv_heads", AT(geometry.kv_heads), U32, false, 1, 256, NULL},
     {"group", AT(geometry.group), U32, false, 1, LK_GROUP_MAX, NULL},
     {"head_dim", AT(geometry.head_dim), U32, false, 1, LK_HEAD_DIM_MAX, NULL},
     {"page_tokens", AT(geometry.page_tokens), U32, false, 1, LK_PAGE_TOKENS_MAX, NULL},
@@ -232,7 +232,7 @@ static int parse_number(const struct key *key, char *field, const char *text, ch
     uint64_t magnitude;
     if (!parse_size(text + minus, key->type == SIZE, &magnitude))
         return refuse(-EINVAL, why, bytes, "'%s' is not a number%s", text,
-                      key->type == SIZE ? ", which may end in K, M, G or T" : "");
+                      key->type == SIZE ? " that may end in K, M, G or T, as in 64G" : "");
     if (minus ? magnitude > (uint64_t)-key->low
               : magnitude > (uint64_t)key->high || (int64_t)magnitude < key->low) {
         if (key->type == SIZE)

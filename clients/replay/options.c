@@ -56,8 +56,9 @@ void replay_options_help(void) {
         "  centroid, Quest pages chosen by the mean of their keys, or by Quest's envelope, as "
         "many\n"
         "                  as the budget has, sink and newest always kept\n\n"
-        "Exit codes: 0; 64 usage; 65 the trace; 66 no trace; 69 no daemon; 70 anything else;\n"
-        "73 the output. Manual: locks-replay(1).\n");
+        "Exit codes: 0; 64 usage; 65 the trace; 66 no trace; 69 no daemon; 70 a step was\n"
+        "refused; 71 no memory; 73, 74 the output; 76 versions differ; 77 not allowed to connect.\n"
+        "Manual: locks-replay(1).\n");
 }
 
 /* Leaves a sentence, -> EX_USAGE. */
