@@ -24,7 +24,10 @@ SANF    := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-r
 LTO     := $(if $(SAN),,-flto=auto -ffat-lto-objects)
 PKGS    := inih jansson libsystemd
 INC     := -Ishm_protocol -Iclients
-ALL_C   := $(STD) $(WARN) $(INC) $(CFLAGS) $(SANF) -DLK_VERSION='"$(VERSION)"' -fPIC -MMD -MP
+# HOOKS=1 O=build/hooks: what only tests ask of a daemon (tests/fault/test_device.c).
+HOOKS   ?=
+HOOKS_F := $(if $(HOOKS),-DLK_TEST_HOOKS)
+ALL_C   := $(STD) $(WARN) $(INC) $(CFLAGS) $(SANF) $(HOOKS_F) -DLK_VERSION='"$(VERSION)"' -fPIC -MMD -MP
 LIBS    := -lm -lnuma
 PKG_C    = $(shell pkg-config --cflags $(PKGS))
 PKG_L    = $(shell pkg-config --libs $(PKGS))

@@ -45,6 +45,8 @@ static inline void lk_pool_place(struct lk_pool_view *view, const struct lk_part
 }
 /* -EINVAL with a sentence: not so many pages, or too many pools. */
 int lk_pool_refused(uint32_t pools, uint64_t pages, char *why, size_t why_bytes);
+/* Builds with LK_TEST_HOOKS: a row with this sm_scale makes the GPU fault. */
+#define LK_TEST_BREAK       0x1p-120f
 #define LK_ENGINE_POOLS_MAX 64 /* far above what a daemon configures */
 
 static inline uint32_t lk_bucket_of(uint32_t rows) {

@@ -228,6 +228,19 @@ static int run_rows(struct cuda_engine *engine, uint32_t place, const struct lk_
     return error;
 }
 
+#ifdef LK_TEST_HOOKS
+static void break_if_asked(struct cuda_engine *engine, const struct lk_batch *batch) {
+    for (uint32_t i = 0; i < batch->row_count; i++)
+        if (batch->rows[i].sm_scale == LK_TEST_BREAK)
+            lk_cuda_fault(engine->stream);
+}
+#else
+static void break_if_asked(const struct cuda_engine *engine, const struct lk_batch *batch) {
+    (void)engine;
+    (void)batch;
+}
+#endif
+
 static int run_batch(struct cuda_engine *engine, uint32_t place, const struct lk_batch *batch) {
     struct cuda_slot *slot = &engine->slot[place];
     uint64_t *list = slot->builds;
@@ -237,6 +250,7 @@ static int run_batch(struct cuda_engine *engine, uint32_t place, const struct lk
         error = run_writes(engine, slot, batch);
     if (!error)
         error = run_builds(engine, &list, batch->builds_before, batch->build_before_count);
+    break_if_asked(engine, batch);
     if (!error)
         error = run_rows(engine, place, batch);
     slot->builds_after = batch->build_after_count != 0;

@@ -6,7 +6,7 @@
 NVCC       ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
 CUDA_O     ?= $(or $(O),build/plain)/cuda
 CUDA_ARCH  ?= -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80
-CUDA_FLAGS := -std=c++17 -O3 -Xcompiler=-fPIC,-Wall,-fno-exceptions,-fno-threadsafe-statics -Werror=all-warnings $(CUDA_ARCH)
+CUDA_FLAGS := -std=c++17 -O3 -Xcompiler=-fPIC,-Wall,-fno-exceptions,-fno-threadsafe-statics -Werror=all-warnings $(HOOKS_F) $(CUDA_ARCH)
 CUDA_OBJ   := $(patsubst kernels/cuda/%.cu,$(CUDA_O)/%.o,$(wildcard kernels/cuda/*.cu)) $(CUDA_O)/plan.o
 CUDA_BIN   := $(patsubst tests/cuda/%.cu,$(CUDA_O)/%,$(wildcard tests/cuda/*.cu))
 

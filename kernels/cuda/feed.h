@@ -49,6 +49,10 @@ int lk_cuda_mark(const uint64_t *serial, uint64_t *word, struct lk_cuda_clock *c
 /* The same for a number known now, at LK_CUDA_AT_DONE; clock may be NULL. */
 int lk_cuda_mark_now(uint64_t serial, uint64_t *word, struct lk_cuda_clock *clock, void *stream);
 
+#ifdef LK_TEST_HOOKS
+int lk_cuda_fault(void *stream); /* hooks.cu: a kernel that faults */
+#endif
+
 #ifdef __cplusplus
 }
 #endif

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # check-device.sh BUILD - everything that needs a GPU: kernels, then the daemon and its clients on the device.
 #
-# BUILD was made by `make all tests cuda` where nvcc is. The same test files as on the CPU run against a daemon whose device
+# BUILD was made by `make all tests cuda` where nvcc is, build/hooks by `make O=build/hooks HOOKS=1 all`. The same test files as on the CPU run against a daemon whose device
 # is cuda ($LOCKSD_TEST_DEVICE); then replays are compared with the float64 reference. Without a GPU: says so, exit 77.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -26,7 +26,8 @@ run() { # run NAME COMMAND...: a line, and all of the output if it failed
 [ $? != 77 ] || { echo "check-device.sh: there is no GPU here"; exit 77; }
 for test in test_build test_step test_graph; do run "cuda/$test" "$build/cuda/$test"; done
 export LOCKSD_TEST_DEVICE=cuda
-for test in unit/test_engine unit/test_intake model/test_sequences model/test_tables fault/test_kill fault/test_hostile; do
+export LOCKSD_HOOKS=${LOCKSD_HOOKS:-build/hooks/locksd}
+for test in unit/test_intake model/test_sequences model/test_tables fault/test_kill fault/test_hostile fault/test_device; do
     [ -x "$build/tests/$test" ] && run "$test" "$build/tests/$test"
 done
 run oracle tests/tools/check-oracle.sh "$build" device
