@@ -41,10 +41,12 @@ obj = $(patsubst %.c,$(O)/%.o,$(wildcard $(addsuffix /*.c,$(1))))
 
 SHM    := $(call obj,shm_protocol)
 KERNEL := $(call obj,kernels kernels/cpu kernels/cuda)
-# The CUDA backend goes in where nvcc is, but for sanitizer builds; else refusals stand for it. The
-# runtime is linked statically and opens libcuda itself, if there is one, at the first call.
+# The CUDA backend goes in where nvcc of CUDA 13 or later is, but for sanitizer builds; else refusals
+# stand for it. The runtime is linked statically and opens libcuda itself, if there is one, at the
+# first call. CUDA= leaves it out.
 NVCC   ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
-CUDA   ?= $(if $(SAN),,$(NVCC))
+NVCC_IS := $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\).*/\1/p'))
+CUDA   ?= $(if $(SAN),,$(shell [ "0$(NVCC_IS)" -ge 13 ] && echo yes))
 CUDA_HOME := $(abspath $(dir $(NVCC))/..)
 GRAPH  := $(call obj,graphs)
 ifneq ($(CUDA),)
