@@ -46,7 +46,9 @@ KERNEL := $(call obj,kernels kernels/cpu kernels/cuda)
 # first call. CUDA= leaves it out.
 NVCC   ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
 NVCC_IS := $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\).*/\1/p'))
-CUDA   ?= $(if $(SAN),,$(shell [ "0$(NVCC_IS)" -ge 13 ] && echo yes))
+ifeq ($(origin CUDA),undefined)
+CUDA   := $(if $(SAN),,$(shell [ "0$(NVCC_IS)" -ge 13 ] && echo yes))
+endif
 CUDA_HOME := $(abspath $(dir $(NVCC))/..)
 GRAPH  := $(call obj,graphs)
 ifneq ($(CUDA),)
