@@ -24,9 +24,10 @@
 #include "score.h"
 
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL _Pragma("GCC unroll 64")
 
 #define SLOTS     4 /* pairs projected together */
+#define ABREAST   2 /* heads whose products are made in turn: one's are too long a chain */
 #define HEADS     LK_QUERY_BLOCK
 #define GROUP     4 /* pages finished together: HEADS x GROUP lanes */
 #define PAIRS_MAX (LK_RANK_MAX / 2)
@@ -237,29 +238,29 @@ INLINE void project_codes(const int chunks, const bool whole, const int heads, c
         code[s][c][1] = _mm512_and_si512(_mm512_srli_epi16(x, 4), nibble);
     }
     UNROLL
-    for (int h = 0; h < heads; h++) {
-        __m512i sum[SLOTS];
+    for (int h = 0; h < heads; h += ABREAST) {
+        __m512i sum[ABREAST][SLOTS];
         UNROLL
-        for (int i = 0; i < 2 * chunks; i++) {
-            __m512i digits = _mm512_loadu_si512(q->pairs[h][0] + 64 * i);
+        for (int i = 0; i < 4 * chunks * ABREAST; i++) {
+            int k = i % ABREAST, digit = i / ABREAST / (2 * chunks), c = i / ABREAST % (2 * chunks);
+            if (h + k >= heads)
+                continue;
+            __m512i digits = _mm512_loadu_si512(q->pairs[h + k][digit] + 64 * c);
             UNROLL
-            for (int s = 0; s < slots; s++)
-                sum[s] = _mm512_dpbusd_epi32(i ? sum[s] : _mm512_setzero_si512(),
-                                             code[s][i / 2][i % 2], digits);
+            for (int s = 0; s < slots; s++) {
+                if (digit == 0 && c == 0)
+                    sum[k][s] = _mm512_setzero_si512();
+                if (digit == 1 && c == 0)
+                    sum[k][s] = _mm512_slli_epi32(sum[k][s], 8);
+                sum[k][s] = _mm512_dpbusd_epi32(sum[k][s], code[s][c / 2][c % 2], digits);
+            }
         }
         UNROLL
-        for (int s = 0; s < slots; s++)
-            sum[s] = _mm512_slli_epi32(sum[s], 8);
-        UNROLL
-        for (int i = 0; i < 2 * chunks; i++) {
-            __m512i digits = _mm512_loadu_si512(q->pairs[h][1] + 64 * i);
-            UNROLL
-            for (int s = 0; s < slots; s++)
-                sum[s] = _mm512_dpbusd_epi32(sum[s], code[s][i / 2][i % 2], digits);
+        for (int k = 0; k < (heads - h < ABREAST ? heads - h : ABREAST); k++) {
+            ret[h + k] = fold256(sum[k][0], sum[k][1]);
+            if (slots == SLOTS)
+                ret[h + k] = fold128(ret[h + k], fold256(sum[k][2], sum[k][3]));
         }
-        ret[h] = fold256(sum[0], sum[1]);
-        if (slots == SLOTS)
-            ret[h] = fold128(ret[h], fold256(sum[2], sum[3]));
     }
 }
 
