@@ -6,6 +6,7 @@
 
 #include <check.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -13,42 +14,75 @@
 
 #include "../../shm_protocol/atomics.h"
 
-#define SECONDS 20.0 /* until something that must happen is said not to; sanitizers are slow */
+#define SECONDS        20.0 /* until what must happen is said not to; sanitizers are slow */
+#define TOLERANCE_CPU  1e-4
+#define TOLERANCE_CUDA 1e-3 /* as scene.h has it */
 
 static double now(void) {
     return (double)lk_intake_now_ns() * 1e-9;
 }
 
+/* ---- forms ---- */
+
+/* A variable of the environment -> whether it is `other`; unset or `usual`: it is not. */
+static bool form(const char *name, const char *usual, const char *other) {
+    const char *value = getenv(name);
+    bool is_other = value && strcmp(value, other) == 0;
+    ck_assert_msg(!value || is_other || strcmp(value, usual) == 0, "%s=%s: it may be %s or %s",
+                  name, value, usual, other);
+    return is_other;
+}
+
+static enum lk_device form_device(void) {
+    return form("LOCKSD_TEST_DEVICE", "cpu", "cuda") ? LK_DEVICE_CUDA : LK_DEVICE_CPU;
+}
+
+static enum lk_element form_dtype(void) {
+    bool bf16 = form("LOCKSD_TEST_DTYPE", "fp32", "bf16");
+    return bf16 || form_device() == LK_DEVICE_CUDA ? LK_BF16 : LK_FP32;
+}
+
+bool inlet_skips(const struct inlet *inlet, const char *what, const char *why) {
+    if (inlet->config.resolved != LK_DEVICE_CUDA)
+        return false;
+    printf("skipped on a GPU: %s: %s\n", what, why);
+    fflush(stdout);
+    return true;
+}
+
 /* ---- the daemon's side ---- */
+
+void inlet_pool(struct lk_config *config, struct lk_geometry geometry, uint64_t pages) {
+    struct lk_pool_config *pool = &config->pool[0];
+    geometry.dtype = form_dtype();
+    pool->geometry = geometry;
+    pool->memory_bytes = lk_engine_pool_bytes(config->resolved, &geometry, pages);
+}
 
 void inlet_config(struct lk_config *config, uint64_t pages) {
     lk_config_defaults(config);
-    struct lk_pool_config *pool = &config->pool[0];
+    config->device = config->resolved = form_device();
+    config->gpu = 0;
     config->pools = 1;
     config->threads = 2;
-    *pool = (struct lk_pool_config){
-        .name = "default",
-        .geometry = {.layers = 2,
-                     .kv_heads = 2,
-                     .group = 2,
-                     .head_dim = 64,
-                     .page_tokens = 16,
-                     .rank = 4,
-                     .dtype = LK_FP32},
-        .max_sequences = 64,
-        .budget = 64,
-        .scan = LK_SCAN_FULL,
-    };
-    pool->memory_bytes = lk_engine_pool_bytes(LK_DEVICE_CPU, &pool->geometry, pages);
+    config->pool[0] = (struct lk_pool_config){
+        .name = "default", .max_sequences = 64, .budget = 64, .scan = LK_SCAN_FULL};
+    struct lk_geometry geometry = {
+        .layers = 2, .kv_heads = 2, .group = 2, .head_dim = 64, .page_tokens = 16, .rank = 4};
+    inlet_pool(config, geometry, pages);
 }
 
 void inlet_open(struct inlet *inlet, const struct lk_config *config) {
     char why[512] = "";
     *inlet = (struct inlet){.config = *config};
-    struct lk_engine_options options = {.threads = config->threads,
+    struct lk_engine_options options = {.device = config->resolved,
+                                        .gpu = config->gpu,
+                                        .max_row_tokens = config->max_row_tokens,
+                                        .threads = config->threads,
                                         .spin_us = config->spin_us,
                                         .workspace_bytes = lk_workspace_bytes(config)};
     ck_assert_msg(lk_engine_open(&options, &inlet->engine, why, sizeof(why)) == 0, "%s", why);
+    ck_assert_int_eq(lk_engine_device(inlet->engine), config->resolved);
     ck_assert_msg(lk_intake_open(config, inlet->engine, &inlet->intake, why, sizeof(why)) == 0,
                   "%s", why);
     ck_assert_int_eq(lk_intake_start(inlet->intake), 0);
@@ -282,7 +316,32 @@ uint64_t inlet_random(uint64_t *state) {
 void inlet_fill(float *to, uint64_t id, int v, uint32_t layer, uint64_t count) {
     uint64_t state = id * 8 + (uint64_t)v + ((uint64_t)layer << 48);
     for (uint64_t i = 0; i < count; i++)
-        to[i] = (float)((double)(inlet_random(&state) >> 40) * 0x1p-23 - 1.0);
+        to[i] = (float)((int)((inlet_random(&state) >> 40) % 255) - 127) / 128;
+}
+
+static float *floats(uint64_t count) {
+    float *values = calloc(count, sizeof(*values));
+    if (!values)
+        ck_abort_msg("no memory");
+    return values;
+}
+
+uint32_t inlet_element(const struct inlet *inlet) {
+    return inlet->config.pool[0].geometry.dtype == LK_FP32 ? 4 : 2;
+}
+
+void inlet_store(const struct inlet *inlet, void *to, uint64_t id, int v, uint32_t layer,
+                 uint64_t count) {
+    uint32_t element = inlet_element(inlet), bits;
+    float *values = floats(count);
+    inlet_fill(values, id, v, layer, count);
+    for (uint64_t i = 0; i < count; i++) {
+        memcpy(&bits, &values[i], sizeof(bits));
+        if (bits & 0xffff) /* bf16 is the upper half; an assertion writes to a file even if true */
+            ck_abort_msg("%g is not exact in bf16", (double)values[i]);
+        memcpy((uint8_t *)to + i * element, (uint8_t *)&bits + 4 - element, element);
+    }
+    free(values);
 }
 
 void inlet_count(uint64_t *ids, uint64_t count, uint64_t first) {
@@ -294,9 +353,10 @@ static uint64_t fill_row(struct inlet_client *client, uint32_t layer, const uint
                          uint32_t count, int v) {
     const struct lk_geometry *g = &client->inlet->config.pool[0].geometry;
     uint64_t width = (uint64_t)g->kv_heads * g->head_dim * (v == 2 ? g->group : 1);
-    float *to = inlet_alloc(client, count * width * sizeof(float));
+    uint64_t bytes = width * inlet_element(client->inlet);
+    uint8_t *to = inlet_alloc(client, count * bytes);
     for (uint64_t i = 0; i < count; i++)
-        inlet_fill(to + i * width, ids[i], v, layer, width);
+        inlet_store(client->inlet, to + i * bytes, ids[i], v, layer, width);
     return inlet_offset(client, to);
 }
 
@@ -332,10 +392,9 @@ void inlet_append(struct inlet_client *client, uint64_t handle, uint32_t layer, 
 static void attend(const float *q, const uint64_t *ids, uint64_t count, uint32_t layer,
                    uint32_t head, const struct lk_geometry *g, double *ret) {
     uint64_t width = (uint64_t)g->kv_heads * g->head_dim;
-    float *k = calloc(width, sizeof(float)), *v = calloc(width, sizeof(float));
+    float *k = floats(width), *v = floats(width);
     double peak = -INFINITY, sum = 0;
     memset(ret, 0, g->head_dim * sizeof(double));
-    ck_assert(k && v);
     for (uint64_t i = 0; i < count; i++) {
         double z = 0;
         inlet_fill(k, ids[i], 0, layer, width);
@@ -355,15 +414,31 @@ static void attend(const float *q, const uint64_t *ids, uint64_t count, uint32_t
     free(v);
 }
 
-double inlet_error(const struct lk_geometry *g, const float *q, const float *out,
-                   const uint64_t *ids, uint64_t count, uint32_t layer) {
+double inlet_tolerance(const struct inlet *inlet) {
+    return inlet->config.resolved == LK_DEVICE_CUDA ? TOLERANCE_CUDA : TOLERANCE_CPU;
+}
+
+double inlet_error(const struct inlet *inlet, uint64_t query, const float *out, const uint64_t *ids,
+                   uint64_t count, uint32_t layer) {
+    const struct lk_geometry *g = &inlet->config.pool[0].geometry;
+    uint64_t heads = (uint64_t)g->kv_heads * g->group;
+    float *q = floats(heads * g->head_dim);
     double exact[LK_HEAD_DIM_MAX], worst = 0;
-    for (uint32_t h = 0; h < g->kv_heads * g->group; h++) {
+    inlet_fill(q, query, 2, layer, heads * g->head_dim);
+    for (uint32_t h = 0; h < heads; h++) {
+        double peak = 0, square = 0, size = 0;
         attend(q + h * g->head_dim, ids, count, layer, h / g->group, g, exact);
         for (uint32_t c = 0; c < g->head_dim; c++) {
             double error = fabs((double)out[h * g->head_dim + c] - exact[c]);
-            worst = error > worst || error != error ? error : worst;
+            peak = error > peak || error != error ? error : peak;
+            square += error * error;
+            size += exact[c] * exact[c];
         }
+        double error = peak;
+        if (inlet->config.resolved == LK_DEVICE_CUDA)
+            error = size > 0 ? sqrt(square / size) : sqrt(square);
+        worst = error > worst || error != error ? error : worst;
     }
+    free(q);
     return worst;
 }

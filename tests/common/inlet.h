@@ -5,6 +5,14 @@
  *
  * Clients have real segments and rings but no socket. What is expected to work and does not ends
  * the test program (Check's assertions). A client belongs to one thread; several may run at once.
+ *
+ * The same tests run in several forms, chosen by the environment:
+ *
+ *   LOCKSD_TEST_DEVICE   cpu (default), or cuda: GPU 0
+ *   LOCKSD_TEST_DTYPE    of the pools: fp32 (default) or bf16; on a GPU always bf16
+ *
+ * All keys, values and queries are multiples of 1/128 between -1 and 1, exact in every element
+ * type: what is expected is the same in all forms. Outputs are float32 in all.
  */
 #ifndef INLET_H
 #define INLET_H
@@ -28,8 +36,13 @@ struct inlet_client {
     uint64_t used; /* of the arena */
 };
 
-/* One pool "default" of fp32: 2 layers, 2 KV heads x group 2, d 64, B 16, rank 4, `pages` pages. */
+/* The form's device; one pool "default" of the form's element type: 2 layers, 2 KV heads x group 2,
+ * d 64, B 16, rank 4, `pages` pages. */
 void inlet_config(struct lk_config *config, uint64_t pages);
+/* Gives the first pool this geometry, but for the element type, which is the form's. */
+void inlet_pool(struct lk_config *config, struct lk_geometry geometry, uint64_t pages);
+/* Whether the case (or part of one) makes no sense on a GPU; then says so, and why. */
+bool inlet_skips(const struct inlet *inlet, const char *what, const char *why);
 void inlet_open(struct inlet *inlet, const struct lk_config *config);
 void inlet_close(struct inlet *inlet);
 /* The ledger and everything beside it agree, between two ticks. */
@@ -89,6 +102,11 @@ bool inlet_same(const void *a, const void *b, size_t bytes);
 /* Keys (v: 0), values (1), queries (2) of token `id`, made from the number alone. */
 void inlet_fill(float *to, uint64_t id, int v, uint32_t layer, uint64_t count);
 uint64_t inlet_random(uint64_t *state);
+/* Bytes of an element of the first pool. */
+uint32_t inlet_element(const struct inlet *inlet);
+/* What inlet_fill() makes of one token, as `count` elements of the first pool. */
+void inlet_store(const struct inlet *inlet, void *to, uint64_t id, int v, uint32_t layer,
+                 uint64_t count);
 /* Keys and values of tokens `ids` for a row; queries first_id.. and outputs (filled with ones, so
  * that what is not written shows) -> the outputs. */
 void inlet_give_kv(struct inlet_client *client, struct lk_row_desc *row, const uint64_t *ids);
@@ -102,8 +120,11 @@ void inlet_append(struct inlet_client *client, uint64_t handle, uint32_t layer, 
 void inlet_must(struct lk_cqe cqe);
 void inlet_refused(struct lk_cqe cqe, enum lk_reason reason, uint64_t value, uint64_t limit,
                    uint32_t row);
-/* Exact attention of one query over tokens `ids`, in double: max |out - exact| over all heads. */
-double inlet_error(const struct lk_geometry *geometry, const float *q, const float *out,
-                   const uint64_t *ids, uint64_t count, uint32_t layer);
+/* Query `query` against exact attention over tokens `ids`, in double; the worst over all heads.
+ * CPU: max |out - exact|. CUDA: ||out - exact|| / ||exact||, as tests/cuda/scene.h measures. */
+double inlet_error(const struct inlet *inlet, uint64_t query, const float *out, const uint64_t *ids,
+                   uint64_t count, uint32_t layer);
+/* What that may be at most. */
+double inlet_tolerance(const struct inlet *inlet);
 
 #endif

@@ -32,8 +32,9 @@ struct model { /* of one sequence */
 };
 
 struct expected { /* of one row, by the number of its submission */
-    const float *q, *out;
-    uint64_t *ids; /* copy of what it attends, or NULL: not looked at */
+    const float *out;
+    uint64_t query; /* the first one's number */
+    uint64_t *ids;  /* copy of what it attends, or NULL: not looked at */
     uint64_t length;
     uint32_t tokens, layer;
 };
@@ -41,7 +42,6 @@ struct expected { /* of one row, by the number of its submission */
 struct world {
     struct inlet inlet;
     struct inlet_client client;
-    struct lk_geometry geometry;
     struct model *model[SEQUENCES]; /* NULL: none */
     uint64_t seed, next_id;
     struct expected expected[BURST * ROWS];
@@ -58,16 +58,14 @@ static void open_world(struct world *w, uint32_t spin_us, uint64_t seed) {
     *w = (struct world){.seed = seed, .next_id = 1};
     inlet_config(&config, 2048);
     config.spin_us = spin_us;
-    config.pool[0].geometry = (struct lk_geometry){.layers = LAYERS,
-                                                   .kv_heads = 1,
-                                                   .group = 1,
-                                                   .head_dim = DIM,
-                                                   .page_tokens = 8,
-                                                   .rank = 2,
-                                                   .dtype = LK_FP32};
-    config.pool[0].memory_bytes =
-        lk_engine_pool_bytes(LK_DEVICE_CPU, &config.pool[0].geometry, 2048);
-    w->geometry = config.pool[0].geometry;
+    inlet_pool(&config,
+               (struct lk_geometry){.layers = LAYERS,
+                                    .kv_heads = 1,
+                                    .group = 1,
+                                    .head_dim = DIM,
+                                    .page_tokens = 8,
+                                    .rank = 2},
+               2048);
     inlet_open(&w->inlet, &config);
     ck_assert_int_eq(inlet_connect(&w->inlet, &w->client, 1, 64, 0), 0);
 }
@@ -82,24 +80,25 @@ static void close_world(struct world *w) {
 
 /* ---- rows ---- */
 
-static float *tokens_at(struct world *w, const uint64_t *ids, uint64_t count, int v,
-                        uint32_t layer) {
-    float *to = inlet_alloc(&w->client, count * DIM * sizeof(float));
+static uint64_t tokens_at(struct world *w, const uint64_t *ids, uint64_t count, int v,
+                          uint32_t layer) {
+    uint64_t bytes = DIM * inlet_element(&w->inlet);
+    uint8_t *to = inlet_alloc(&w->client, count * bytes);
     for (uint64_t i = 0; i < count; i++)
-        inlet_fill(to + i * DIM, ids[i], v, layer, DIM);
-    return to;
+        inlet_store(&w->inlet, to + i * bytes, ids[i], v, layer, DIM);
+    return inlet_offset(&w->client, to);
 }
 
 static void give_kv(struct world *w, struct lk_row_desc *row, const uint64_t *ids) {
-    row->k = inlet_offset(&w->client, tokens_at(w, ids, row->tokens, 0, row->layer));
-    row->v = inlet_offset(&w->client, tokens_at(w, ids, row->tokens, 1, row->layer));
+    row->k = tokens_at(w, ids, row->tokens, 0, row->layer);
+    row->v = tokens_at(w, ids, row->tokens, 1, row->layer);
 }
 
 static float *give_q(struct world *w, struct lk_row_desc *row) {
     uint64_t first = w->next_id, ids[TOKENS_MAX];
     for (uint32_t i = 0; i < row->tokens; i++)
         ids[i] = first + i;
-    row->q = inlet_offset(&w->client, tokens_at(w, ids, row->tokens, 2, row->layer));
+    row->q = tokens_at(w, ids, row->tokens, 2, row->layer);
     float *out = inlet_alloc(&w->client, (uint64_t)row->tokens * DIM * sizeof(float));
     row->out = inlet_offset(&w->client, out);
     return out;
@@ -109,8 +108,8 @@ static void expect(struct world *w, const struct model *m, const struct lk_row_d
                    const float *out) {
     struct expected *e = &w->expected[w->expected_count++];
     uint64_t length = m->length[row->layer];
-    *e = (struct expected){.q = (const float *)(w->client.memory.arena + row->q),
-                           .out = out,
+    *e = (struct expected){.out = out,
+                           .query = w->next_id,
                            .length = length,
                            .tokens = row->tokens,
                            .layer = row->layer};
@@ -251,9 +250,10 @@ static void compare_exact(struct world *w) {
             uint64_t sight = e->length - e->tokens + t + 1;
             if (e->length == 0)
                 sight = 0;
-            double error = inlet_error(&w->geometry, e->q + t * DIM, e->out + t * DIM, e->ids,
-                                       sight, e->layer);
-            ck_assert_msg(error < 1e-4, "row %u, token %u of %u at %lu: off by %g", i, t, e->tokens,
+            double error =
+                inlet_error(&w->inlet, e->query + t, e->out + t * DIM, e->ids, sight, e->layer);
+            ck_assert_msg(error < inlet_tolerance(&w->inlet),
+                          "row %u, token %u of %u at %lu: off by %g", i, t, e->tokens,
                           (unsigned long)e->length, error);
         }
         free(e->ids);

@@ -41,13 +41,13 @@ struct request {
     uint32_t known;          /* tokens that are to be computed */
     uint32_t computed;       /* tokens in blocks, confirmed */
     uint32_t block[TOKENS_MAX / B + 1], blocks;
-    uint32_t now; /* tokens written in this step */
+    uint32_t now;   /* tokens written in this step */
+    uint64_t query; /* number of the first query of this step */
 };
 
 struct world {
     struct inlet inlet;
     struct inlet_client client;
-    struct lk_geometry geometry;
     uint64_t lease, seed, next_id, clock;
     struct block block[BLOCKS];
     struct request request[REQUESTS];
@@ -240,14 +240,15 @@ static void submit_write(struct world *w, uint32_t layer) {
     for (uint32_t i = 0; i < REQUESTS; i++)
         count += w->request[i].now + 1;
     struct lk_row_desc *row = inlet_row(&step, w->lease, layer, 0, count);
-    float *k = arena(w, (uint64_t)count * DIM * 4), *v = arena(w, (uint64_t)count * DIM * 4);
+    uint64_t bytes = DIM * inlet_element(&w->inlet);
+    uint8_t *k = arena(w, count * bytes), *v = arena(w, count * bytes);
     int64_t *slots = arena(w, count * sizeof(*slots));
     uint32_t at = 0;
     for (uint32_t i = 0; i < REQUESTS; i++) {
         const struct request *r = &w->request[i];
         for (uint32_t t = r->computed; t < r->computed + r->now; t++, at++) {
-            inlet_fill(k + at * DIM, r->id[t], 0, layer, DIM);
-            inlet_fill(v + at * DIM, r->id[t], 1, layer, DIM);
+            inlet_store(&w->inlet, k + at * bytes, r->id[t], 0, layer, DIM);
+            inlet_store(&w->inlet, v + at * bytes, r->id[t], 1, layer, DIM);
             slots[at] = (int64_t)r->block[t / B] * B + t % B;
         }
         slots[at++] = -1;
@@ -259,9 +260,10 @@ static void submit_write(struct world *w, uint32_t layer) {
 }
 
 static void give_q(struct world *w, struct lk_row_desc *row, uint64_t id) {
-    float *q = arena(w, (uint64_t)row->tokens * DIM * 4);
+    uint64_t bytes = DIM * inlet_element(&w->inlet);
+    uint8_t *q = arena(w, row->tokens * bytes);
     for (uint32_t t = 0; t < row->tokens; t++)
-        inlet_fill(q + t * DIM, id + t, 2, row->layer, DIM);
+        inlet_store(&w->inlet, q + t * bytes, id + t, 2, row->layer, DIM);
     row->q = inlet_offset(&w->client, q);
     row->out = inlet_offset(&w->client, arena(w, (uint64_t)row->tokens * DIM * 4));
 }
@@ -276,7 +278,8 @@ static void submit_attend(struct world *w, uint32_t layer, uint32_t set, struct 
         struct lk_row_desc *row = inlet_row(step, w->lease, layer, 0, w->request[i].now);
         row->table_set = (uint16_t)set;
         row->table_row = table++;
-        give_q(w, row, w->next_id + i);
+        w->request[i].query = w->next_id + i;
+        give_q(w, row, w->request[i].query);
     }
     submit(w, LK_OP_ATTEND_TABLE, step, inlet_step_bytes(step));
 }
@@ -302,11 +305,12 @@ static void compare_exact(struct world *w, const struct inlet_step *step) {
         uint32_t t = (uint32_t)pick(w, r->now);
         if (i != chosen)
             continue;
-        const float *q = (const float *)(w->client.memory.arena + desc->q) + t * DIM;
         const float *out = (const float *)(w->client.memory.arena + desc->out) + t * DIM;
-        double error = inlet_error(&w->geometry, q, out, r->id, r->computed + t + 1, desc->layer);
-        ck_assert_msg(error < 1e-4, "request %u, token %u of %u + %u: off by %g", i, t, r->computed,
-                      r->now, error);
+        double error =
+            inlet_error(&w->inlet, r->query + t, out, r->id, r->computed + t + 1, desc->layer);
+        ck_assert_msg(error < inlet_tolerance(&w->inlet),
+                      "request %u, token %u of %u + %u: off by %g", i, t, r->computed, r->now,
+                      error);
     }
 }
 
@@ -360,10 +364,11 @@ static void compare_sparse(struct world *w, uint32_t set) {
     uint64_t sequence = inlet_create(&w->client);
     inlet_step(&step);
     struct lk_row_desc *row = inlet_row(&step, sequence, layer, 0, length);
-    float *k = arena(w, (uint64_t)length * DIM * 4), *v = arena(w, (uint64_t)length * DIM * 4);
+    uint64_t bytes = DIM * inlet_element(&w->inlet);
+    uint8_t *k = arena(w, length * bytes), *v = arena(w, length * bytes);
     for (uint32_t t = 0; t < length; t++) {
-        inlet_fill(k + t * DIM, r->id[t], 0, layer, DIM);
-        inlet_fill(v + t * DIM, r->id[t], 1, layer, DIM);
+        inlet_store(&w->inlet, k + t * bytes, r->id[t], 0, layer, DIM);
+        inlet_store(&w->inlet, v + t * bytes, r->id[t], 1, layer, DIM);
     }
     row->k = inlet_offset(&w->client, k);
     row->v = inlet_offset(&w->client, v);
@@ -455,16 +460,14 @@ START_TEST(tables_agree_with_everything) {
     struct lk_config config;
     w = (struct world){.seed = 3, .next_id = UINT64_C(1) << 32};
     inlet_config(&config, 256);
-    config.pool[0].geometry = (struct lk_geometry){.layers = LAYERS,
-                                                   .kv_heads = 1,
-                                                   .group = 1,
-                                                   .head_dim = DIM,
-                                                   .page_tokens = B,
-                                                   .rank = 2,
-                                                   .dtype = LK_FP32};
-    config.pool[0].memory_bytes =
-        lk_engine_pool_bytes(LK_DEVICE_CPU, &config.pool[0].geometry, 256);
-    w.geometry = config.pool[0].geometry;
+    inlet_pool(&config,
+               (struct lk_geometry){.layers = LAYERS,
+                                    .kv_heads = 1,
+                                    .group = 1,
+                                    .head_dim = DIM,
+                                    .page_tokens = B,
+                                    .rank = 2},
+               256);
     inlet_open(&w.inlet, &config);
     ck_assert_int_eq(inlet_connect(&w.inlet, &w.client, 1, 64, 0), 0);
     w.lease = inlet_lease(&w.client, BLOCKS);

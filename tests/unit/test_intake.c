@@ -14,6 +14,7 @@
 #include "../common/inlet.h"
 
 #define WHOLE LK_ROW_WHOLE
+#define WIDTH 256 /* values of a token's queries, and outputs */
 
 static struct inlet inlet;
 static struct inlet_client client;
@@ -39,6 +40,10 @@ static void teardown(void) {
 static void reopen(void) {
     teardown();
     open_with(&config);
+}
+
+static bool agrees(uint64_t query, const float *out, uint64_t count) {
+    return inlet_error(&inlet, query, out, ids, count, 0) < inlet_tolerance(&inlet);
 }
 
 static struct lk_cqe run_step(struct inlet_client *c, uint16_t op) {
@@ -88,9 +93,10 @@ START_TEST(results_are_told) {
     inlet_must(cqe);
     ck_assert_uint_eq(cqe.rows, 1);
     ck_assert_uint_eq(cqe.bytes, timing->score_bytes + timing->select_bytes + timing->attend_bytes);
-    ck_assert_uint_eq(timing->dense_bytes, 1000 * 2 * 2 * 64 * 4);
+    ck_assert_uint_eq(timing->dense_bytes, 1000 * 2 * 2 * 64 * inlet_element(&inlet));
     ck_assert_uint_eq(timing->batch_rows, 1);
-    ck_assert_uint_gt(timing->attend_ns, 0);
+    if (!inlet_skips(&inlet, "times of a step's stages", "its engine does not measure them"))
+        ck_assert_uint_gt(timing->attend_ns, 0);
     ck_assert_uint_ge(cqe.total_ns, timing->queue_ns);
     for (uint32_t h = 0; h < 2; h++) {
         ck_assert_uint_eq(result[h].kept, 6);
@@ -109,12 +115,10 @@ END_TEST
 /* Rows of 1 to 256 sequences, of no token to many: each as if alone. */
 START_TEST(ragged_batches) {
     config.pool[0].max_sequences = LK_ROWS_MAX;
-    config.pool[0].memory_bytes =
-        lk_engine_pool_bytes(LK_DEVICE_CPU, &config.pool[0].geometry, 8192);
+    inlet_pool(&config, config.pool[0].geometry, 8192);
     reopen();
     static uint64_t handle[LK_ROWS_MAX];
-    static float alone[LK_ROWS_MAX][256];
-    uint32_t width = 256;
+    static float alone[LK_ROWS_MAX][WIDTH];
     for (uint32_t i = 0; i < LK_ROWS_MAX; i++) {
         inlet_reset(&client);
         handle[i] = inlet_create(&client);
@@ -138,9 +142,9 @@ START_TEST(ragged_batches) {
         inlet_must(cqe);
         ck_assert_uint_eq(cqe.rows, rows);
         for (uint32_t i = 0; i < rows; i++)
-            ck_assert_mem_eq(out[i], alone[i], width * sizeof(float));
+            ck_assert_mem_eq(out[i], alone[i], sizeof(alone[i]));
     }
-    for (uint32_t c = 0; c < width; c++)
+    for (uint32_t c = 0; c < WIDTH; c++)
         ck_assert(alone[0][c] == 0);
 }
 END_TEST
@@ -148,7 +152,6 @@ END_TEST
 /* A layer several times in a step, each row after the other. */
 START_TEST(rows_of_a_layer_follow_each_other) {
     uint64_t a = inlet_create(&client);
-    const struct lk_geometry *g = &config.pool[0].geometry;
     const float *out[20];
     inlet_step(&step);
     step.step.dense_below = 10000;
@@ -160,19 +163,16 @@ START_TEST(rows_of_a_layer_follow_each_other) {
     struct lk_cqe cqe = run_step(&client, LK_OP_DECODE);
     inlet_must(cqe);
     ck_assert_uint_eq(cqe.rows, 20);
-    for (uint32_t i = 0; i < 20; i++) {
-        const float *q = (const float *)(client.memory.arena + step.row[i].q);
-        ck_assert(inlet_error(g, q, out[i], ids, i * 7 + 1, 0) < 1e-4);
-    }
+    for (uint32_t i = 0; i < 20; i++)
+        ck_assert(agrees(100 * i, out[i], i * 7 + 1));
 }
 END_TEST
 
 /* A row of many tokens goes in parts: exact at every token, told as one row, and a neighbour's
  * steps run in between. */
 START_TEST(long_rows_let_others_through) {
-    const struct lk_geometry *g = &config.pool[0].geometry;
     const uint32_t tokens = 4000;
-    uint64_t width = (uint64_t)g->kv_heads * g->group * g->head_dim, steps = 0;
+    uint64_t steps = 0;
     struct inlet_client other;
     struct lk_cqe cqe;
     ck_assert_int_eq(inlet_connect(&inlet, &other, 1, 64, 0), 0);
@@ -184,7 +184,6 @@ START_TEST(long_rows_let_others_through) {
     step.step.results = inlet_offset(&client, result);
     inlet_give_kv(&client, row, ids);
     const float *out = inlet_give_q(&client, row, 1);
-    const float *q = (const float *)(client.memory.arena + row->q);
     ck_assert(inlet_submit(&client, LK_OP_DECODE, &step, inlet_step_bytes(&step), 9));
     for (; !inlet_poll(&client, 0, &cqe); steps++) {
         inlet_reset(&other);
@@ -198,7 +197,7 @@ START_TEST(long_rows_let_others_through) {
     ck_assert_uint_gt(steps, 2);
     ck_assert_uint_eq(inlet_status(&inlet).rows, 2 + steps);
     for (uint32_t i = 0; i < tokens; i += i < 300 ? 1 : 37)
-        ck_assert(inlet_error(g, q + i * width, out + i * width, ids, i + 1, 0) < 1e-4);
+        ck_assert(agrees(1 + i, out + i * WIDTH, i + 1));
     inlet_disconnect(&other);
 }
 END_TEST
@@ -345,9 +344,29 @@ START_TEST(quotas_are_kept) {
 }
 END_TEST
 
+/* What a row takes of the workspace on the form's device. */
+static uint64_t row_bytes(uint64_t length, uint32_t append, uint32_t queries) {
+    struct lk_pool_view view = {.geometry = config.pool[0].geometry, .pages = 512};
+    struct lk_row row = {.pool = &view,
+                         .tokens = queries,
+                         .length = length,
+                         .table_shift = 2,
+                         .append = append,
+                         .budget_pages = 64,
+                         .budget_tokens = 64 * 16,
+                         .sampled = 0,
+                         .sink_pages = LK_SINK_PAGES_DEFAULT,
+                         .recent_pages = LK_RECENT_PAGES_DEFAULT,
+                         .scan = LK_FULL};
+    return lk_engine_row_workspace(config.resolved, &row);
+}
+
 START_TEST(lengths_and_rows_have_limits) {
+    uint64_t room = 2000; /* for appends, not for the last row */
+    room = room > row_bytes(100, 100, 0) ? room : row_bytes(100, 100, 0);
+    room = room > row_bytes(4096, 8, 0) ? room : row_bytes(4096, 8, 0);
     config.pool[0].max_tokens = 100;
-    config.workspace_bytes = 2000;
+    config.workspace_bytes = room;
     reopen();
     uint64_t a = inlet_create(&client);
     inlet_refused(append(&client, a, 0, 0, 101), LK_REASON_LENGTH_MAX, 101, 100, 0);
@@ -363,11 +382,11 @@ START_TEST(lengths_and_rows_have_limits) {
     }
     inlet_step(&step);
     step.step.budget = 64 * 16;
+    step.step.sampled = 0;
     inlet_give_q(&client, inlet_row(&step, a, 0, 4096, 1), 0);
-    struct lk_cqe cqe = run_step(&client, LK_OP_ATTEND);
-    ck_assert_uint_eq(cqe.reason, LK_REASON_WORKSPACE);
-    ck_assert_uint_eq(cqe.limit, 2000);
-    ck_assert_uint_gt(cqe.value, 2000);
+    ck_assert_uint_gt(row_bytes(4096, 0, 1), room);
+    inlet_refused(run_step(&client, LK_OP_ATTEND), LK_REASON_WORKSPACE, row_bytes(4096, 0, 1), room,
+                  0);
 }
 END_TEST
 
@@ -584,7 +603,7 @@ END_TEST
 
 struct worker {
     uint64_t seed;
-    float last[256];
+    float last[WIDTH];
 };
 
 static void *work(void *argument) {

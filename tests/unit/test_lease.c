@@ -67,10 +67,19 @@ static struct lk_cqe set_table(uint32_t set, const uint32_t *pages, uint32_t cou
     return inlet_do(&client, LK_OP_TABLES, desc, bytes);
 }
 
+#define QUERY 9000 /* number of the first query of a row */
+
 static float *add_attend(uint32_t layer, uint32_t set, uint32_t tokens) {
     struct lk_row_desc *row = inlet_row(&step, lease, layer, 0, tokens);
     row->table_set = (uint16_t)set;
-    return inlet_give_q(&client, row, 9000);
+    return inlet_give_q(&client, row, QUERY);
+}
+
+/* Query `at` of such a row has attended `tokens`. */
+static bool agrees(uint32_t layer, uint32_t at, const float *out, const uint64_t *tokens,
+                   uint64_t count) {
+    return inlet_error(&inlet, QUERY + at, out + at * 256, tokens, count, layer) <
+           inlet_tolerance(&inlet);
 }
 
 /* Exact attention of one query over `tokens`. */
@@ -79,8 +88,7 @@ static void attends(uint32_t layer, uint32_t set, const uint64_t *tokens, uint64
     step.step.dense_below = UINT32_MAX;
     float *out = add_attend(layer, set, 1);
     inlet_must(inlet_do(&client, LK_OP_ATTEND_TABLE, &step, inlet_step_bytes(&step)));
-    const float *q = (const float *)(client.memory.arena + step.row[0].q);
-    ck_assert(inlet_error(&inlet.config.pool[0].geometry, q, out, tokens, count, layer) < 1e-4);
+    ck_assert(agrees(layer, 0, out, tokens, count));
 }
 
 static struct lk_cqe try_attend(uint32_t layer, uint32_t set) {
@@ -181,10 +189,8 @@ START_TEST(tables_are_checked) {
     add_attend(0, 0, 5); /* several tokens are causal */
     float *out = (float *)(client.memory.arena + step.row[0].out);
     inlet_must(inlet_do(&client, LK_OP_ATTEND_TABLE, &step, inlet_step_bytes(&step)));
-    const float *q = (const float *)(client.memory.arena + step.row[0].q);
     for (uint32_t t = 0; t < 5; t++)
-        ck_assert(inlet_error(&inlet.config.pool[0].geometry, q + t * 256, out + t * 256, ids,
-                              t + 1, 0) < 1e-4);
+        ck_assert(agrees(0, t, out, ids, t + 1));
     inlet_must(set_table(0, (uint32_t[]){0}, 0, 0)); /* no tokens: zeros */
     attends(0, 0, ids, 0);
 }
@@ -195,9 +201,8 @@ END_TEST
 /* Written, attended, written again, attended, all without waiting. */
 START_TEST(pipelined_writes_do_not_overtake) {
     _Alignas(8) uint8_t desc[64];
-    const struct lk_geometry *g = &inlet.config.pool[0].geometry;
     for (uint32_t round = 0; round < 50; round++) {
-        const float *out[4], *q = NULL;
+        const float *out[4];
         inlet_reset(&client);
         ck_assert(inlet_submit(&client, LK_OP_TABLES, desc,
                                tables_desc(desc, 1, (uint32_t[]){5, 6}, 2, B + 4), 0));
@@ -208,13 +213,12 @@ START_TEST(pipelined_writes_do_not_overtake) {
             inlet_step(&step);
             step.step.dense_below = UINT32_MAX;
             out[i] = add_attend(0, 1, 1);
-            q = (const float *)(client.memory.arena + step.row[0].q);
             ck_assert(inlet_submit(&client, LK_OP_ATTEND_TABLE, &step, inlet_step_bytes(&step), 0));
         }
         for (uint32_t i = 0; i < 9; i++)
             inlet_must(inlet_wait(&client));
         for (uint32_t i = 0; i < 4; i++)
-            ck_assert(inlet_error(g, q, out[i], ids + 100 * i, B + 4, 0) < 1e-4);
+            ck_assert(agrees(0, 0, out[i], ids + 100 * i, B + 4));
     }
 }
 END_TEST
@@ -222,21 +226,19 @@ END_TEST
 /* A set is replaced while rows that use it are queued. */
 START_TEST(a_table_in_use_stays) {
     _Alignas(8) uint8_t desc[64];
-    const float *out[6], *q = NULL;
+    const float *out[6];
     inlet_must(put(0, 0, ids, 4 * B));
     for (uint32_t i = 0; i < 6; i++) {
         uint32_t page = i % 4;
         ck_assert(inlet_submit(&client, LK_OP_TABLES, desc, tables_desc(desc, 0, &page, 1, 9), 0));
         inlet_step(&step);
         out[i] = add_attend(0, 0, 1);
-        q = (const float *)(client.memory.arena + step.row[0].q);
         ck_assert(inlet_submit(&client, LK_OP_ATTEND_TABLE, &step, inlet_step_bytes(&step), 0));
     }
     for (uint32_t i = 0; i < 12; i++)
         inlet_must(inlet_wait(&client));
     for (uint32_t i = 0; i < 6; i++)
-        ck_assert(inlet_error(&inlet.config.pool[0].geometry, q, out[i], ids + i % 4 * B, 9, 0) <
-                  1e-4);
+        ck_assert(agrees(0, 0, out[i], ids + i % 4 * B, 9));
 }
 END_TEST
 
@@ -286,7 +288,7 @@ struct tree {
 };
 static struct tree tree_scan(uint16_t op, struct lk_row_desc *row) {
     struct tree ret = {0};
-    float *out = inlet_give_q(&client, row, 9000);
+    float *out = inlet_give_q(&client, row, QUERY);
     struct lk_page_entry *at = inlet_alloc(&client, sizeof(ret.list));
     memset(at, 0, sizeof(ret.list));
     row->list = inlet_offset(&client, at);
@@ -304,20 +306,22 @@ static struct tree tree_of_table(void) {
     return tree_scan(LK_OP_ATTEND_TABLE, inlet_row(&step, lease, 0, 0, 1));
 }
 
-/* The lease's page 17 and its superpage have the bytes that they have in a sequence. */
-static bool summarised_as(uint64_t sequence) {
+/* Whether the lease's page 17 and its superpage have the bytes that they have in a sequence. */
+static void summarised_as(uint64_t sequence, bool expected) {
     const struct lk_pool_view *v = &inlet.intake->pool[0].view;
     uint32_t a = inlet.intake->lease[0].table[4];
     uint32_t b = inlet.intake->sequence[(uint32_t)sequence - 1].table[4];
     bool same = true;
     inlet_check_idle(&inlet);
+    if (inlet_skips(&inlet, "bytes of summaries", "its pool cannot be read"))
+        return;
     for (uint32_t h = 0; h < v->geometry.kv_heads; h++) {
         same &=
             !memcmp(lk_quad_super(v, 0, a, h), lk_quad_super(v, 0, b, h), v->layout.super_bytes);
         same &= !memcmp(lk_page_coarse(v, 0, a * 4 + 1, h), lk_page_coarse(v, 0, b * 4 + 1, h),
                         v->layout.coarse_bytes);
     }
-    return same;
+    ck_assert_int_eq(same, expected);
 }
 
 START_TEST(aligned_fours_have_superpages) {
@@ -332,21 +336,21 @@ START_TEST(aligned_fours_have_superpages) {
     inlet_must(set_table(0, pages, length / B + 1, length));
     struct tree mine = tree_of_table();
     ck_assert_mem_eq(&mine, &other, sizeof(mine));
-    ck_assert(summarised_as(sequence));
+    summarised_as(sequence, true);
 
     /* A page rewritten, then copied back from elsewhere: its superpage is new, and right. */
     inlet_reset(&client);
     inlet_must(list(LK_OP_COPY_PAGES, (uint32_t[]){17, 60}, 1, 2));
     inlet_must(put(0, 17 * B, ids + 3000, B));
-    ck_assert(!summarised_as(sequence));
+    summarised_as(sequence, false);
     inlet_must(list(LK_OP_COPY_PAGES, (uint32_t[]){60, 17}, 1, 2));
-    ck_assert(summarised_as(sequence));
+    summarised_as(sequence, true);
 
     /* Reopened with other tokens, and sealed with the right ones in two writes. */
     inlet_must(put(0, 17 * B, ids + 3000, 3));
     inlet_must(put(0, 17 * B, ids + 17 * B, 3));
     inlet_must(put(0, 17 * B + 3, ids + 17 * B + 3, B - 3));
-    ck_assert(summarised_as(sequence));
+    summarised_as(sequence, true);
     mine = tree_of_table();
     ck_assert_mem_eq(&mine, &other, sizeof(mine));
 }
