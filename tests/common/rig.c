@@ -34,16 +34,27 @@ void rig_sleep(double seconds) {
 
 /* ---- folder and configuration ---- */
 
+const char *rig_device(void) {
+    const char *device = getenv("LOCKSD_TEST_DEVICE");
+    return device ? device : "cpu";
+}
+
+const char *rig_device_set(void) {
+    static char set[64];
+    snprintf(set, sizeof(set), "daemon.device=%s", rig_device());
+    return set;
+}
+
 void rig_configure(const struct rig *rig, const char *extra) {
     FILE *file = fopen(rig->config, "w");
     ck_assert_ptr_nonnull(file);
     fprintf(file,
-            "[daemon]\nsocket = %s\nthreads = 1\ndrain_seconds = 1\nspin_us = "
+            "[daemon]\nsocket = %s\ndevice = %s\nthreads = 1\ndrain_seconds = 1\nspin_us = "
             "1\n[limits]\nmax_channels = 4\n"
             "max_channels_per_uid = 4\nmax_arena = 16M\nmax_row_tokens = 64\n[pool "
             "default]\nlayers = 2\n"
             "kv_heads = 1\ngroup = 2\nhead_dim = 64\nmemory = 8M\n%s",
-            rig->socket, extra ? extra : "");
+            rig->socket, rig_device(), extra ? extra : "");
     ck_assert_int_eq(fclose(file), 0);
 }
 

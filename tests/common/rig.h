@@ -18,6 +18,11 @@ struct rig {
     int notify; /* stands for systemd's socket */
 };
 
+/* The device of all daemons: $LOCKSD_TEST_DEVICE, else cpu, whatever the machine has; and the same
+ * as an option's value, "daemon.device=cpu". */
+const char *rig_device(void);
+const char *rig_device_set(void);
+
 /* Makes the folder, and a configuration of one small pool; `extra` follows it. */
 void rig_open(struct rig *rig, const char *extra);
 void rig_close(struct rig *rig); /* kills what runs, removes the folder */

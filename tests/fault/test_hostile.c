@@ -31,6 +31,7 @@
 #include "../../clients/common/private.h"
 #include "../../clients/lib/internal.h"
 #include "../../shm_protocol/atomics.h"
+#include "../common/rig.h"
 
 #define LAYERS     2
 #define KV_HEADS   2
@@ -846,13 +847,25 @@ START_TEST(an_attack_is_the_attackers_loss) {
 }
 END_TEST
 
-static const char *const sets[] = {
-    "pool main.layers=2",     "pool main.kv_heads=2",     "pool main.group=2",
-    "pool main.head_dim=64",  "pool main.rank=4",         "pool main.memory=8M",
-    "pool other.layers=1",    "pool other.kv_heads=1",    "pool other.group=1",
-    "pool other.head_dim=64", "pool other.memory=1M",     "daemon.threads=2",
-    "limits.max_arena=4M",    "limits.max_sequences=48",  "limits.max_leases=4",
-    "limits.max_pages=384",   "limits.max_row_tokens=512"};
+/* The first is the device. */
+static const char *sets[] = {NULL,
+                             "pool main.layers=2",
+                             "pool main.kv_heads=2",
+                             "pool main.group=2",
+                             "pool main.head_dim=64",
+                             "pool main.rank=4",
+                             "pool main.memory=8M",
+                             "pool other.layers=1",
+                             "pool other.kv_heads=1",
+                             "pool other.group=1",
+                             "pool other.head_dim=64",
+                             "pool other.memory=1M",
+                             "daemon.threads=2",
+                             "limits.max_arena=4M",
+                             "limits.max_sequences=48",
+                             "limits.max_leases=4",
+                             "limits.max_pages=384",
+                             "limits.max_row_tokens=512"};
 
 static void default_daemon(void) {
     char path[4096];
@@ -868,6 +881,7 @@ int main(void) {
     char why[4096];
     setvbuf(stdout, NULL, _IOLBF, 0);
     default_daemon();
+    sets[0] = rig_device_set();
     if (lk_private_start(sets, sizeof(sets) / sizeof(sets[0]), 60, &daemon_, why, sizeof(why))) {
         fprintf(stderr, "%s\n", why);
         return 1;

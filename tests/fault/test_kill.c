@@ -29,6 +29,7 @@
 
 #include "../../clients/common/private.h"
 #include "../../clients/lib/internal.h"
+#include "../common/rig.h"
 
 #define PROMPT     200 /* tokens of the witness */
 #define VICTIMS    2
@@ -642,9 +643,17 @@ START_TEST(an_idle_daemon_sleeps) {
 }
 END_TEST
 
-static const char *const sets[] = {
-    "pool kill.layers=2", "pool kill.kv_heads=2", "pool kill.group=2", "pool kill.head_dim=64",
-    "pool kill.rank=4",   "pool kill.memory=8M",  "daemon.threads=2",  "limits.max_arena=4M",
+/* The first is the device. */
+static const char *sets[] = {
+    NULL,
+    "pool kill.layers=2",
+    "pool kill.kv_heads=2",
+    "pool kill.group=2",
+    "pool kill.head_dim=64",
+    "pool kill.rank=4",
+    "pool kill.memory=8M",
+    "daemon.threads=2",
+    "limits.max_arena=4M",
 };
 
 static Suite *make_suite(void) {
@@ -674,6 +683,7 @@ static void default_daemon(void) {
 int main(void) {
     char why[4096];
     default_daemon();
+    sets[0] = rig_device_set();
     if (lk_private_start(sets, sizeof(sets) / sizeof(sets[0]), 60, &daemon_, why, sizeof(why))) {
         fprintf(stderr, "%s\n", why);
         return 1;

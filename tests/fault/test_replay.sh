@@ -11,13 +11,14 @@ unset LOCKSD # the one beside the tool
 export XDG_RUNTIME_DIR=$work/run
 mkdir "$XDG_RUNTIME_DIR"
 replay=$build/locks-replay
+device=${LOCKSD_TEST_DEVICE:-cpu}
 failures=0
 fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
 
 refused() { # refused EXIT WORD OPTION...: that exit code, and WORD in the one line of stderr
     local want=$1 word=$2 got
     shift 2
-    "$replay" "$@" >"$work/stdout" 2>"$work/stderr"
+    "$replay" --device "$device" "$@" >"$work/stdout" 2>"$work/stderr"
     got=$?
     [ "$got" = "$want" ] || fail "$*: exit $got, not $want: $(cat "$work/stderr")"
     grep -qF -- "$word" "$work/stderr" || fail "$*: no '$word' in: $(cat "$work/stderr")"
@@ -100,7 +101,7 @@ LOCKSD=/bin/false refused 69 'it said nothing' --trace "$(at good)"
 
 # Smallest traces: every query from the first token on; one token.
 for name in good no-prompt one; do
-    "$replay" --trace "$(at $name)" --budget 16 --compare --json --out "$work/out" >"$work/stdout" 2>"$work/stderr" ||
+    "$replay" --device "$device" --trace "$(at $name)" --budget 16 --compare --json --out "$work/out" >"$work/stdout" 2>"$work/stderr" ||
         fail "$name: $(cat "$work/stderr")"
     /usr/bin/python3 -c 'import json, sys; json.load(open(sys.argv[1]))' "$work/stdout" || fail "$name: no JSON"
 done
@@ -108,7 +109,7 @@ done
 # A running daemon: one without a pool that fits says what is needed and what is there; one with it gives the same bits.
 serve() {
     "$build/locksd" --foreground --config /dev/null --socket "$work/socket" --set 'pool other.layers=2' \
-        --set 'pool other.kv_heads=2' --set 'pool other.group=2' --set 'pool other.head_dim=64' \
+        --set "daemon.device=$device" --set 'pool other.kv_heads=2' --set 'pool other.group=2' --set 'pool other.head_dim=64' \
         --set "pool other.dtype=$1" --set 'pool other.memory=8M' >"$work/daemon.log" 2>&1 &
     daemon=$!
     for _ in $(seq 100); do grep -q '^ready' "$work/daemon.log" && return; sleep 0.1; done
@@ -119,7 +120,7 @@ refused 69 'head_dim 64, page_tokens 16, rank 8, dtype fp16' --trace "$(at good)
 refused 69 'pool other has 2 layers, kv_heads 2, group 2' --trace "$(at good)" --socket "$work/socket"
 kill "$daemon"; wait "$daemon"
 serve fp16
-"$replay" --trace "$(at good)" --budget 32 --out "$work/private" >/dev/null 2>&1 || fail 'a private daemon'
+"$replay" --device "$device" --trace "$(at good)" --budget 32 --out "$work/private" >/dev/null 2>&1 || fail 'a private daemon'
 "$replay" --trace "$(at good)" --budget 32 --out "$work/shared" --socket "$work/socket" >/dev/null 2>&1 || fail 'a running daemon'
 cmp "$work/private" "$work/shared" || fail 'a private and a running daemon differ'
 kill "$daemon"; wait "$daemon"; daemon=

@@ -83,7 +83,8 @@ file("nan", good, b"\x00\x7e" * (len(data) // 2))
 END
 /usr/bin/python3 "$work/make.py" "$work" || exit 1
 replay=$build/locks-replay
-lies() { ends 65 "$2" "$replay" --trace "$work/$1" --budget 16; }
+device=${LOCKSD_TEST_DEVICE:-cpu}
+lies() { ends 65 "$2" "$replay" --device "$device" --trace "$work/$1" --budget 16; }
 printf '1234567' >"$work/short"
 lies short 'it has 7 bytes'
 lies empty-header 'no JSON object'
@@ -102,11 +103,11 @@ lies shape-word 'no "shape" array'
 lies shape-many '1000 dimensions'
 lies dtype-none 'no "dtype" string'
 for name in layer-negative layer-wraps layer-padded; do lies $name 'not a trace'; done
-for path in "$work" /dev/zero; do ends 65 'not a regular file' "$replay" --trace "$path"; done
-ends 0 'a step took' "$replay" --trace "$work/nan" --budget 16 --compare
+for path in "$work" /dev/zero; do ends 65 'not a regular file' "$replay" --device "$device" --trace "$path"; done
+ends 0 'a step took' "$replay" --device "$device" --trace "$work/nan" --budget 16 --compare
 
 # ---- places that are full, missing or small ----
-good=(--trace "$work/good" --budget 16)
+good=(--device "$device" --trace "$work/good" --budget 16)
 ends 0 'a step took' "$replay" "${good[@]}"
 ends 73 'No space left on device' "$replay" "${good[@]}" --out /dev/full
 for tool in "$replay ${good[*]}" "$replay ${good[*]} --json" "$build/locksctl --help"; do
@@ -121,7 +122,7 @@ nothing_left 'what did not start'
 
 # ---- signals ----
 start_long() { # a replay that lasts some seconds, and decodes
-    env --default-signal=INT "$replay" --trace "$work/long" --budget 512 >"$work/said" 2>&1 &
+    env --default-signal=INT "$replay" --device "$device" --trace "$work/long" --budget 512 >"$work/said" 2>&1 &
     tool=$!
     for _ in $(seq 400); do grep -q 'appending the prompt: done' "$work/said" && return; sleep 0.02; done
     fail "no decoding begins: $(cat "$work/said")"
@@ -136,7 +137,7 @@ tool_ends() { # tool_ends EXIT WHAT: within 10 s
     nothing_left "$2"
 }
 for pause in 0 0.001 0.002 0.003 0.004 0.005 0.006 0.008 0.01 0.02 0.05; do # before, while and after its daemon starts
-    env --default-signal=INT "$replay" --trace "$work/long" --budget 512 >"$work/said" 2>&1 &
+    env --default-signal=INT "$replay" --device "$device" --trace "$work/long" --budget 512 >"$work/said" 2>&1 &
     tool=$!
     sleep "$pause"
     kill -INT "$tool"
@@ -151,7 +152,7 @@ start_long; kill -STOP "$(pgrep -P "$tool" locksd)"; sleep 0.2; kill -INT "$tool
 
 # ---- sockets ----
 socket=$work/socket
-pool=()
+pool=(--set "daemon.device=$device")
 for key in layers=1 kv_heads=1 group=1 head_dim=64 memory=1M; do pool+=(--set "pool a.$key"); done
 serve=("$build/locksd" --config /dev/null --foreground --socket "$socket")
 "${serve[@]}" "${pool[@]}" >"$work/log" 2>&1 &

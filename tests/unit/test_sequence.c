@@ -35,8 +35,8 @@ static struct lk_sequence *sequence(uint64_t handle) {
     return &inlet.intake->sequence[(uint32_t)handle - 1];
 }
 
-/* On a GPU nobody can look into the pool: forks cut to `tokens` must attend the same to the bit, all
- * of it and by a scan of all summaries. */
+/* What can be told on a GPU too, where nobody looks into the pool: forks cut to `tokens` attend the
+ * same to the bit, all of it and by a scan of all summaries. */
 static void attend_same(uint64_t a, uint64_t b, uint32_t layer, uint64_t tokens) {
     static struct inlet_step step;
     uint64_t handle[2] = {inlet_fork(&client, a), inlet_fork(&client, b)};
