@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * test_pool.c - which quad is given next, and sizes that follow from a configuration.
+ * test_pool.c - which quad is given next, and sizes that follow from a configuration, on either
+ * device: sizes need no GPU.
  */
 #include <check.h>
 #include <errno.h>
@@ -105,7 +106,8 @@ START_TEST(check_sees_what_is_wrong) {
 }
 END_TEST
 
-START_TEST(sizes_follow_from_the_configuration) {
+START_TEST(sizes_follow_from_the_configuration) { /* of device _i */
+    enum lk_device device = (enum lk_device)_i;
     struct lk_config config;
     lk_config_defaults(&config);
     config.pools = 1;
@@ -118,15 +120,14 @@ START_TEST(sizes_follow_from_the_configuration) {
                                        .rank = 8,
                                        .dtype = LK_BF16};
     p->memory_bytes = 10 << 20;
-    uint64_t pages = lk_pool_fitting_pages(LK_DEVICE_CPU, p);
+    uint64_t pages = lk_pool_fitting_pages(device, p);
     ck_assert_uint_eq(pages % 64, 0);
-    ck_assert_uint_le(lk_engine_pool_bytes(LK_DEVICE_CPU, &p->geometry, pages), p->memory_bytes);
-    ck_assert_uint_gt(lk_engine_pool_bytes(LK_DEVICE_CPU, &p->geometry, pages + 64),
-                      p->memory_bytes);
-    p->memory_bytes = lk_engine_pool_bytes(LK_DEVICE_CPU, &p->geometry, 12);
-    ck_assert_uint_eq(lk_pool_fitting_pages(LK_DEVICE_CPU, p), 12);
-    p->memory_bytes = lk_engine_pool_bytes(LK_DEVICE_CPU, &p->geometry, 4) - 1;
-    ck_assert_uint_eq(lk_pool_fitting_pages(LK_DEVICE_CPU, p), 0);
+    ck_assert_uint_le(lk_engine_pool_bytes(device, &p->geometry, pages), p->memory_bytes);
+    ck_assert_uint_gt(lk_engine_pool_bytes(device, &p->geometry, pages + 64), p->memory_bytes);
+    p->memory_bytes = lk_engine_pool_bytes(device, &p->geometry, 12);
+    ck_assert_uint_eq(lk_pool_fitting_pages(device, p), 12);
+    p->memory_bytes = lk_engine_pool_bytes(device, &p->geometry, 4) - 1;
+    ck_assert_uint_eq(lk_pool_fitting_pages(device, p), 0);
     ck_assert_uint_eq(lk_pool_max_tokens(p, 12), 192);
     p->max_tokens = 100;
     ck_assert_uint_eq(lk_pool_max_tokens(p, 12), 100);
@@ -136,9 +137,11 @@ START_TEST(sizes_follow_from_the_configuration) {
 END_TEST
 
 /* Twice the largest row, to a sixteenth: any row of any budget, sample and scan may run. */
-START_TEST(workspace_holds_any_row) {
+START_TEST(workspace_holds_any_row) { /* on device _i */
+    enum lk_device device = (enum lk_device)_i;
     struct lk_config config;
     lk_config_defaults(&config);
+    config.resolved = device;
     config.pools = 1;
     config.pool[0].geometry = (struct lk_geometry){.layers = 1,
                                                    .kv_heads = 8,
@@ -150,13 +153,15 @@ START_TEST(workspace_holds_any_row) {
     config.pool[0].memory_bytes = UINT64_C(1) << 30;
     uint64_t workspace = lk_workspace_bytes(&config);
     struct lk_pool_view view = {.geometry = config.pool[0].geometry};
-    view.pages = lk_pool_fitting_pages(LK_DEVICE_CPU, &config.pool[0]);
-    uint64_t state = 9;
+    view.pages = lk_pool_fitting_pages(device, &config.pool[0]);
+    uint64_t state = 9, most_pages = lk_engine_budget_pages(device);
+    most_pages = most_pages < view.pages ? most_pages : view.pages;
+
     for (uint32_t i = 0; i < 20000; i++) {
         state = state * UINT64_C(6364136223846793005) + 1;
         struct lk_row row = {.pool = &view, .table_shift = 2, .recent_pages = 1};
         row.length = 1 + (state >> 20) % (view.pages * 16);
-        row.budget_pages = 1 + (uint32_t)((state >> 8) % view.pages) / (1 + i % 50);
+        row.budget_pages = 1 + (uint32_t)((state >> 8) % most_pages) / (1 + i % 50);
         row.budget_tokens = row.budget_pages * UINT64_C(16);
         row.sampled = (uint32_t)(state >> 40) % (row.budget_pages + 1);
         row.scan = LK_FULL + i % 4;
@@ -164,11 +169,12 @@ START_TEST(workspace_holds_any_row) {
         row.tokens = row.exact ? 1 + (uint32_t)(state >> 30) % config.max_row_tokens : 1;
         if (row.tokens > row.length)
             row.tokens = (uint32_t)row.length;
-        ck_assert_msg(
-            lk_engine_row_workspace(LK_DEVICE_CPU, &row) <= workspace / 2 + workspace / 32,
-            "length %lu budget %u sampled %u scan %u tokens %u: %lu of %lu",
-            (unsigned long)row.length, row.budget_pages, row.sampled, row.scan, row.tokens,
-            (unsigned long)lk_engine_row_workspace(LK_DEVICE_CPU, &row), (unsigned long)workspace);
+        row.append = i % 2 * row.tokens;
+        ck_assert_msg(lk_engine_row_workspace(device, &row) <= workspace / 2 + workspace / 32,
+                      "length %lu budget %u sampled %u scan %u tokens %u: %lu of %lu",
+                      (unsigned long)row.length, row.budget_pages, row.sampled, row.scan,
+                      row.tokens, (unsigned long)lk_engine_row_workspace(device, &row),
+                      (unsigned long)workspace);
     }
 }
 END_TEST
@@ -183,8 +189,9 @@ int main(void) {
     tcase_add_test(tcase, references_keep_a_quad);
     tcase_add_test(tcase, free_bits_come_from_references);
     tcase_add_test(tcase, check_sees_what_is_wrong);
-    tcase_add_test(tcase, sizes_follow_from_the_configuration);
-    tcase_add_test(tcase, workspace_holds_any_row);
+    tcase_add_loop_test(tcase, sizes_follow_from_the_configuration, LK_DEVICE_CPU,
+                        LK_DEVICE_CUDA + 1);
+    tcase_add_loop_test(tcase, workspace_holds_any_row, LK_DEVICE_CPU, LK_DEVICE_CUDA + 1);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
