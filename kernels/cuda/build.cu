@@ -25,6 +25,9 @@
 #define NEGLIGIBLE    1e-15f /* squared eigenvalue, relative to the largest */
 #define SHARED_MOST   (226 * 1024)
 #define SUPER_THREADS 256
+#define REFINED_MOST  32    /* tokens of a page whose eigenvectors are refined */
+#define GAP_LEAST     1e-6f /* between eigenvalues, relative: closer ones stay as they are */
+#define TURN_MOST     0.05f /* a correction by more is none of the first order */
 #define VECTORS       8
 #define ROUNDS_MOST   48
 
@@ -60,12 +63,17 @@ struct page_memory {
     float *u;      /* [rank][n] coefficients, unit length */
     float *value;  /* [16] eigenvalues */
     float *v;      /* [rank + 1][d]: directions, and last the mean */
+    float *gram;   /* [n][n] the Gram matrix, then [n][n] its eigenvectors as columns */
     uint8_t *code; /* the records */
 };
 
+__host__ __device__ __forceinline__ uint32_t gram_floats(uint32_t n) {
+    return n <= REFINED_MOST ? 2 * n * n : 0;
+}
+
 __host__ __device__ __forceinline__ uint32_t page_bytes(uint32_t n, uint32_t d, uint32_t rank,
                                                         uint32_t record) {
-    return (n * (d + 4) + rank * n + LK_RANK_MAX + (rank + 1) * d) * 4 + record;
+    return (n * (d + 4) + rank * n + LK_RANK_MAX + (rank + 1) * d + gram_floats(n)) * 4 + record;
 }
 
 template <int LANES> __device__ __forceinline__ float group_sum(float x) {
@@ -148,6 +156,60 @@ __device__ float load_page(const struct build_args &a, const struct page_memory 
     return largest;
 }
 
+/* Rotations in float32 leave eigenvectors some 1e-6 off, and where eigenvalues are close 1e-4: the
+ * codes of a direction then differ from the reference's. One step of perturbation theory in float64
+ * against the Gram matrix itself repairs that. Column l of eigenvalue x eigenvector in col. */
+template <int N, int LANES>
+__device__ void refine(const struct page_memory &m, uint32_t l, float norm, float col[N]) {
+    const float unit = norm > 0 ? rsqrtf(norm) : 0.f;
+    float *vectors = m.gram + N * N, change[N];
+    double product[N], value = 0, length = 0;
+
+#pragma unroll
+    for (int t = 0; t < N; t++) {
+        col[t] *= unit;
+        vectors[t * N + l] = col[t];
+        change[t] = 0;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int t = 0; t < N; t++) {
+        product[t] = 0;
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            product[t] = fma((double)m.gram[t * N + k], (double)col[k], product[t]);
+        value = fma(product[t], (double)col[t], value);
+    }
+    const float most = group_max<LANES>((float)value);
+#pragma unroll 1
+    for (uint32_t i = 0; i < N; i++) {
+        uint32_t base = threadIdx.x % 32 / LANES * LANES;
+        double other = __shfl_sync(LK_FULL_WARP, value, base + i), cross = 0, overlap = 0;
+#pragma unroll
+        for (int t = 0; t < N; t++) {
+            double v = vectors[t * N + i];
+            cross = fma(v, product[t], cross);
+            overlap = fma(v, (double)col[t], overlap);
+        }
+        float gap = (float)(value - other), turn = (float)(cross - value * overlap) / gap;
+        if (i == l || !(fabsf(gap) > GAP_LEAST * most) || !(fabsf(turn) < TURN_MOST))
+            continue;
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            change[t] = fmaf(turn, vectors[t * N + i], change[t]);
+    }
+#pragma unroll
+    for (int t = 0; t < N; t++) {
+        product[t] = (double)col[t] + (double)change[t];
+        length = fma(product[t], product[t], length);
+    }
+    length = length > 0 ? fmax(value, 0.0) * rsqrt(length) : 0;
+#pragma unroll
+    for (int t = 0; t < N; t++)
+        col[t] = (float)(product[t] * length);
+    __syncwarp();
+}
+
 /* Columns l (and l + 32) of the Gram matrix, then of eigenvalue x eigenvector. */
 template <int N, int LANES, int COLUMNS>
 __device__ void diagonalise(const struct page_memory &m, uint32_t d, uint32_t l,
@@ -174,6 +236,10 @@ __device__ void diagonalise(const struct page_memory &m, uint32_t d, uint32_t l,
                          fmaf(o.y, own[x].y, fmaf(o.z, own[x].z, fmaf(o.w, own[x].w, col[x][t]))));
         }
     }
+    if constexpr (N <= REFINED_MOST)
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            m.gram[t * N + l] = col[0][t];
     for (int sweep = 0; sweep < SWEEPS_MOST; sweep++) {
         bool moved = false;
         float norm[COLUMNS], floor = 0;
@@ -231,6 +297,13 @@ __device__ void diagonalise(const struct page_memory &m, uint32_t d, uint32_t l,
         }
         if (!__any_sync(LK_FULL_WARP, moved))
             break;
+    }
+    if constexpr (N <= REFINED_MOST) {
+        float norm = 0;
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            norm = fmaf(col[0][t], col[0][t], norm);
+        refine<N, LANES>(m, l, norm, col[0]);
     }
 }
 
@@ -346,7 +419,8 @@ __global__ void __launch_bounds__(256, 1)
     m.u = m.x + N * (d + 4);
     m.value = m.u + rank * N;
     m.v = m.value + LK_RANK_MAX;
-    m.code = (uint8_t *)(m.v + (rank + 1) * d);
+    m.gram = m.v + (rank + 1) * d;
+    m.code = (uint8_t *)(m.gram + gram_floats(N));
     wait_for_previous();
     for (uint64_t base = (uint64_t)warp * PAGES; base < tasks; base += (uint64_t)warps * PAGES) {
         const uint64_t task = min(base + threadIdx.x % 32 / LANES, tasks - 1);
