@@ -55,7 +55,7 @@ ifneq ($(CUDA),)
 GRAPH  += $(filter-out %/absent.o,$(call obj,graphs/cuda))
 KERNEL += $(O)/cuda/liblkcuda.a
 CUDA_L := -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt
-$(O)/graphs/cuda/%.o: ISA := -I$(CUDA_HOME)/include
+$(O)/graphs/cuda/%.o $(O)/clients/bench/cuda/%.o: ISA := -I$(CUDA_HOME)/include
 else
 GRAPH  += $(O)/graphs/cuda/sizes.o $(O)/graphs/cuda/absent.o
 endif
@@ -64,7 +64,12 @@ LIB    := $(call obj,clients/lib)
 COMMON := $(call obj,clients/common)
 REPLAY := $(call obj,clients/replay)
 CTL    := $(call obj,clients/ctl)
-BENCH  := $(call obj,clients/bench)
+BENCH  := $(call obj,clients/bench) $(O)/clients/bench/anchor.py.o
+ifneq ($(CUDA),)
+BENCH  += $(filter-out %/absent.o,$(call obj,clients/bench/cuda)) $(O)/clients/bench/cuda/fill.cu.o
+else
+BENCH  += $(O)/clients/bench/cuda/absent.o
+endif
 SO     := $(O)/liblocks.so.$(ABI)
 TOOLS  := $(O)/locksd $(O)/locks-replay $(O)/locksctl $(O)/locks-bench
 TESTS  := $(patsubst tests/%.c,$(O)/tests/%,$(wildcard tests/unit/test_*.c tests/model/test_*.c tests/fault/test_*.c))
@@ -78,6 +83,10 @@ all: $(TOOLS) $(SO) $(O)/liblocks.a $(O)/hello  ## build everything
 $(O)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(ALL_C) $(PKG_C) $(ISA) -c $< -o $@
+
+$(O)/%.py.o: %.py  # a script as bytes: _binary_PATH_start, _end
+	@mkdir -p $(@D)
+	$(LD) -r -b binary -z noexecstack $< -o $@
 
 $(O)/locksd: $(O)/daemon/main.o $(DAEMON) $(GRAPH) $(KERNEL) $(SHM)
 	$(CC) $(CFLAGS) $(LTO) $(SANF) -pthread $^ -o $@ $(PKG_L) $(LIBS) $(CUDA_L)

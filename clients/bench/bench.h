@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "choice.h"
+
 #define BENCH_WHY_BYTES   4096
 #define BENCH_FIGURES_MAX 24
 #define BENCH_ROUNDS_MAX  1000
@@ -27,7 +29,7 @@ struct bench_figure {
     const char *unit;
     enum bench_sense sense;
     double target;
-    char note[96];
+    char note[128];
 };
 
 struct bench {
@@ -35,8 +37,9 @@ struct bench {
     uint64_t context;
     uint32_t kv_heads, group, threads, rounds;
     bool json;
+    struct choice choice; /* of device */
     /* results */
-    char head[256]; /* what was measured, one line */
+    char head[512]; /* what was measured */
     struct bench_figure figures[BENCH_FIGURES_MAX];
     unsigned count;
     char why[BENCH_WHY_BYTES];
@@ -48,6 +51,9 @@ struct bench_figure *bench_add(struct bench *bench, const char *key, const char 
 
 int bench_latency(struct bench *bench); /* latency.c */
 int bench_cpu(struct bench *bench);     /* cpu.c */
+/* cuda/device.c, or cuda/absent.c where the binary is built without CUDA: EX_UNAVAILABLE there, and
+ * where there is no GPU. Prints its own table as it goes. */
+int bench_device(struct bench *bench);
 
 /* build.c: pages a second and core on every path of kernels this machine has. Before an engine is
  * opened: it chooses paths. */

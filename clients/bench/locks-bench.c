@@ -12,14 +12,21 @@
 #include "../common/parallel.h"
 #include "bench.h"
 
+#define ROUNDS       15
+#define ROUNDS_QUICK 5
+
 static const struct verb {
     const char *name;
     int (*run)(struct bench *bench);
+    bool prints; /* its table itself, as it goes */
     const char *what;
 } verbs[] = {
-    {"latency", bench_latency, "an empty step through a private daemon, beside a bare exchange"},
-    {"cpu", bench_cpu,
+    {"latency", bench_latency, false,
+     "an empty step through a private daemon, beside a bare exchange"},
+    {"cpu", bench_cpu, false,
      "kernels of this machine: bandwidth of score and dense, sparse steps, build"},
+    {"device", bench_device, true,
+     "kernels of a GPU: read ceiling, dense, every stage, whole steps, builds"},
 };
 #define VERBS (sizeof(verbs) / sizeof(*verbs))
 
@@ -32,16 +39,33 @@ struct request {
 static void print_help(void) {
     printf("usage: locks-bench VERB [OPTION]...\n\nMeasures this machine.\n\n");
     for (size_t i = 0; i < VERBS; i++)
-        printf("  %-14s  %s\n", verbs[i].name, verbs[i].what);
-    printf("\n  --context N     tokens, of cpu (131072; 1048576 takes 5 GiB)\n"
-           "  --kv-heads N    of cpu (8)\n"
-           "  --group N       query heads of a KV head, of cpu (4)\n"
-           "  --threads N     of cpu (the processors there are)\n"
-           "  --rounds N      interleaved rounds, of which medians are taken (15)\n"
-           "  --json          figures as JSON\n"
-           "  --version, --help\n\n"
-           "Exit codes: 0, whether targets are met or not; 64 usage; 69 no daemon; 71 no memory;\n"
-           "70 anything else. Manual: locks-bench(1).\n");
+        printf("  %-16s  %s\n", verbs[i].name, verbs[i].what);
+    printf(
+        "\nlatency, cpu:\n"
+        "  --device NAME     of latency's daemon: cuda, cpu or auto (auto)\n"
+        "  --gpu N           of latency's daemon (0)\n"
+        "  --context N       tokens, of cpu (131072; 1048576 takes 5 GiB)\n"
+        "  --kv-heads N      of cpu (8)\n"
+        "  --group N         query heads of a KV head, of cpu (4)\n"
+        "  --threads N       of cpu (the processors there are)\n"
+        "  --rounds N        interleaved rounds, of which medians are taken (%d)\n"
+        "  --json            figures as JSON\n\n"
+        "device (also spelled --device; LIST: values between commas, K and M are 2^10 and 2^20):\n"
+        "  --context LIST    tokens of a row (8K,32K,128K,512K,1M)\n"
+        "  --batch LIST      rows (1,8,32,64, as far as memory allows)\n"
+        "  --heads LIST      query/KV heads (32/8,32/2,32/4)\n"
+        "  --page-tokens LIST  (16,8)\n"
+        "  --scan LIST       of full, coarse, nested, tree (full,nested,tree)\n"
+        "  --rounds N        replays, of which medians are taken (%d)\n"
+        "  --gpu N           (0)\n"
+        "  --quick           32K,128K,1M x 1,8 rows, 32/8 heads, pages of 16, %d rounds, unless "
+        "chosen\n"
+        "  --json FILE       all figures as JSON, beside the table\n\n"
+        "  --version, --help\n\n"
+        "Exit codes: 0, whether targets are met or not; 64 usage; 69 no daemon, no GPU or no\n"
+        "CUDA; 71 no memory; 73 FILE cannot be written; 70 anything else. Manual: "
+        "locks-bench(1).\n",
+        ROUNDS, ROUNDS, ROUNDS_QUICK);
 }
 
 static int usage(const char *problem, const char *what) {
@@ -63,13 +87,12 @@ static int take_number(struct bench *bench, const char *name, const char *text) 
         {"--group", 1, 32, NULL, &bench->group},
         {"--threads", 1, 256, NULL, &bench->threads},
         {"--rounds", 1, BENCH_ROUNDS_MAX, NULL, &bench->rounds},
+        {"--gpu", 0, 63, NULL, &bench->choice.gpu},
     };
     for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
         char *end = NULL;
         if (strcmp(numbers[i].name, name) != 0)
             continue;
-        if (!text)
-            return usage(name, ": its value is missing");
         errno = 0;
         uint64_t value = strtoull(text, &end, 10);
         if (*text < '0' || *text > '9' || *end || errno || value < numbers[i].low ||
@@ -89,6 +112,27 @@ static int take_number(struct bench *bench, const char *name, const char *text) 
     return usage("unknown option ", name);
 }
 
+static bool is_device(const struct request *request) {
+    return request->verb && request->verb->run == bench_device;
+}
+
+static int take_value(struct request *request, const char *name, const char *text) {
+    struct bench *bench = &request->bench;
+    if (!text)
+        return usage(name, ": its value is missing");
+    if (is_device(request) && strcmp(name, "--json") == 0) {
+        bench->choice.json = text;
+        return 0;
+    }
+    if (is_device(request) && choice_knows(name)) {
+        if (choice_take(&bench->choice, name, text, bench->why, sizeof(bench->why)))
+            return 0;
+        fprintf(stderr, "locks-bench: %s\n", bench->why);
+        return EX_USAGE;
+    }
+    return take_number(bench, name, text);
+}
+
 static int take_verb(struct request *request, const char *name) {
     if (request->verb)
         return usage("one verb at a time, not also ", name);
@@ -98,23 +142,35 @@ static int take_verb(struct request *request, const char *name) {
     return request->verb ? 0 : usage("unknown verb ", name);
 }
 
+/* An option without a value, or the verb. -> false: something else. */
+static bool take_word(struct request *request, const char *word, int *ret) {
+    *ret = 0;
+    if (strcmp(word, "--json") == 0 && !is_device(request))
+        request->bench.json = true;
+    else if (strcmp(word, "--quick") == 0 && is_device(request))
+        request->bench.choice.quick = true;
+    else if (strcmp(word, "--help") == 0)
+        request->help = 1;
+    else if (strcmp(word, "--version") == 0)
+        request->version = 1;
+    else if (strcmp(word, "--device") == 0 && !request->verb)
+        *ret = take_verb(request, word + 2);
+    else if (word[0] != '-')
+        *ret = take_verb(request, word);
+    else
+        return false;
+    return true;
+}
+
 static int parse(int argc, char **argv, struct request *request) {
     for (int i = 1; i < argc; i++) {
         int rc = 0;
         char *equals = argv[i][0] == '-' ? strchr(argv[i], '=') : NULL;
-        if (strcmp(argv[i], "--json") == 0)
-            request->bench.json = true;
-        else if (strcmp(argv[i], "--help") == 0)
-            request->help = 1;
-        else if (strcmp(argv[i], "--version") == 0)
-            request->version = 1;
-        else if (argv[i][0] != '-')
-            rc = take_verb(request, argv[i]);
-        else if (equals) {
+        if (equals) {
             *equals = '\0';
-            rc = take_number(&request->bench, argv[i], equals + 1);
-        } else {
-            rc = take_number(&request->bench, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
+            rc = take_value(request, argv[i], equals + 1);
+        } else if (!take_word(request, argv[i], &rc)) {
+            rc = take_value(request, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
             i++;
         }
         if (rc)
@@ -127,10 +183,12 @@ static int parse(int argc, char **argv, struct request *request) {
 
 static int measure(struct request *request) {
     struct bench *bench = &request->bench;
+    if (!bench->rounds)
+        bench->rounds = bench->choice.quick ? ROUNDS_QUICK : ROUNDS;
     int rc = request->verb->run(bench);
     if (!rc && bench->json)
         rc = bench_print_json(bench);
-    else if (!rc)
+    else if (!rc && !request->verb->prints)
         bench_print(bench);
     if (rc)
         fprintf(stderr, "locks-bench: %s: %s\n", request->verb->name, bench->why);
@@ -139,11 +197,8 @@ static int measure(struct request *request) {
 
 int main(int argc, char **argv) {
     static struct request request;
-    request.bench = (struct bench){.context = 131072,
-                                   .kv_heads = 8,
-                                   .group = 4,
-                                   .threads = lk_parallel_processors(),
-                                   .rounds = 15};
+    request.bench = (struct bench){
+        .context = 131072, .kv_heads = 8, .group = 4, .threads = lk_parallel_processors()};
     int rc = parse(argc, argv, &request);
     if (!rc && request.help)
         print_help();

@@ -28,6 +28,9 @@ $(CUDA_O)/plan.o: kernels/cuda/plan.c $(wildcard kernels/cuda/*.h kernels/*.h)
 	$(CC) -std=gnu17 -O2 -g -fPIC -Wall -Wextra -Werror -c $< -o $@
 $(CUDA_O)/liblkcuda.a: $(CUDA_OBJ)
 	rm -f $@ && ar rcs $@ $^
+$(or $(O),build/plain)/clients/bench/cuda/%.cu.o: clients/bench/cuda/%.cu $(wildcard clients/bench/*.h clients/bench/cuda/*.h kernels/*.h)
+	@mkdir -p $(@D)
+	$(NVCC) $(CUDA_FLAGS) -c $< -o $@
 $(CUDA_O)/%: tests/cuda/%.cu $(CUDA_O)/liblkcuda.a $(wildcard tests/cuda/*.h)
 	$(NVCC) -std=c++17 -O2 -gencode=arch=compute_90a,code=sm_90a $< $(CUDA_O)/liblkcuda.a -o $@
 endif
