@@ -76,6 +76,15 @@ static void name_records(const struct feed *f, uint64_t from, uint32_t items,
     }
 }
 
+/* Listed records lie apart: asking for the first line of each, all at once, has the addresses of
+ * their pages looked up together, long before the rest is asked for page by page. */
+static void touch(const struct lk_score_batch *batch) {
+    for (uint32_t i = 0; i < LK_SCORE_BATCH; i++) {
+        __builtin_prefetch(batch->first[i], 0, 2);
+        __builtin_prefetch(batch->fine[i], 0, 2);
+    }
+}
+
 static void put(const struct feed *f, uint64_t from, uint32_t items, const float *result,
                 float *scores, uint64_t stride) {
     for (uint32_t g = 0; g < f->shape.group; g++) {
@@ -107,6 +116,8 @@ static void score(const struct feed *f, const struct lk_query *query, uint64_t c
         uint64_t next = i + pages;
         if (next < count)
             name_records(f, next, batch_at(next, count), &batch[n ^ 1]);
+        if (next < count && f->list)
+            touch(&batch[n ^ 1]);
         f->score(&f->shape, query, &batch[n], &batch[next < count ? n ^ 1 : n], pages, result);
         put(f, i, pages, result, scores, stride);
     }
