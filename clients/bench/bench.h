@@ -37,6 +37,7 @@ struct bench {
     uint64_t context;
     uint32_t kv_heads, group, threads, rounds;
     bool json;
+    const char *device;   /* of latency's daemon: "auto", "cpu" or "cuda" */
     struct choice choice; /* of device */
     /* results */
     char head[512]; /* what was measured */

@@ -21,8 +21,7 @@ static const struct verb {
     bool prints; /* its table itself, as it goes */
     const char *what;
 } verbs[] = {
-    {"latency", bench_latency, false,
-     "an empty step through a private daemon, beside a bare exchange"},
+    {"latency", bench_latency, false, "a step through a private daemon, empty and real"},
     {"cpu", bench_cpu, false,
      "kernels of this machine: bandwidth of score and dense, sparse steps, build"},
     {"device", bench_device, true,
@@ -54,8 +53,9 @@ static void print_help(void) {
         "  --context LIST    tokens of a row (8K,32K,128K,512K,1M)\n"
         "  --batch LIST      rows (1,8,32,64, as far as memory allows)\n"
         "  --heads LIST      query/KV heads (32/8,32/2,32/4)\n"
-        "  --page-tokens LIST  (16,8)\n"
+        "  --page-tokens LIST  8 or 16 (16,8)\n"
         "  --scan LIST       of full, coarse, nested, tree (full,nested,tree)\n"
+        "  --parts LIST      of anchor, steps, tokens, builds (all)\n"
         "  --rounds N        replays, of which medians are taken (%d)\n"
         "  --gpu N           (0)\n"
         "  --quick           32K,128K,1M x 1,8 rows, 32/8 heads, pages of 16, %d rounds, unless "
@@ -112,6 +112,14 @@ static int take_number(struct bench *bench, const char *name, const char *text) 
     return usage("unknown option ", name);
 }
 
+static int take_device_name(struct bench *bench, const char *text) {
+    static const char *const names[] = {"auto", "cpu", "cuda"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
+        if (strcmp(text, names[i]) == 0)
+            bench->device = names[i];
+    return bench->device ? 0 : usage("--device is auto, cpu or cuda, not ", text);
+}
+
 static bool is_device(const struct request *request) {
     return request->verb && request->verb->run == bench_device;
 }
@@ -130,6 +138,8 @@ static int take_value(struct request *request, const char *name, const char *tex
         fprintf(stderr, "locks-bench: %s\n", bench->why);
         return EX_USAGE;
     }
+    if (!is_device(request) && strcmp(name, "--device") == 0)
+        return take_device_name(bench, text);
     return take_number(bench, name, text);
 }
 
