@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# The CUDA kernels as a library, their tests and bench. Included by the root Makefile; needs nvcc only.
-#   make cuda         library, tests and bench (does nothing, and says so, where there is no nvcc)
+# The CUDA kernels as a library, their tests, and the kernels of locks-bench. Included by the root Makefile; needs nvcc only.
+#   make cuda         library and tests (does nothing, and says so, where there is no nvcc)
 #   make check-cuda   run the tests (they say so and exit 77 where there is no device)
 
 NVCC       ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
@@ -15,10 +15,10 @@ ifeq ($(NVCC),)
 cuda check-cuda:
 	@echo "no nvcc: the CUDA kernels are not built"
 else
-cuda: $(CUDA_O)/liblkcuda.a $(CUDA_BIN)  ## compile the CUDA kernels, their tests and bench, where nvcc is
+cuda: $(CUDA_O)/liblkcuda.a $(CUDA_BIN)  ## compile the CUDA kernels and their tests, where nvcc is
 
 check-cuda: cuda  ## run the CUDA tests; they skip themselves where there is no device
-	@for t in $(filter-out %/bench,$(CUDA_BIN)); do $$t; s=$$?; [ $$s = 0 ] || [ $$s = 77 ] || exit 1; done
+	@for t in $(CUDA_BIN); do $$t; s=$$?; [ $$s = 0 ] || [ $$s = 77 ] || exit 1; done
 
 $(CUDA_O)/%.o: kernels/cuda/%.cu $(wildcard kernels/cuda/*.h kernels/cuda/*.cuh kernels/*.h)
 	@mkdir -p $(@D)
