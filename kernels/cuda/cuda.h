@@ -44,7 +44,8 @@ enum lk_cuda_stage {
     LK_CUDA_HEADS,  /* append, newest page: row x KV head x 16 appended tokens */
     LK_CUDA_RANK,   /* first pass at the geometry's rank */
     LK_CUDA_COARSE, /* first pass at rank 2: pages or superpages */
-    LK_CUDA_RESCAN, /* second pass: listed pages; sums over the others */
+    LK_CUDA_RESCAN, /* second pass: listed pages */
+    LK_CUDA_REST,   /* and sums over the others */
     LK_CUDA_ATTEND,
     LK_CUDA_STAGES
 };

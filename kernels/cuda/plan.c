@@ -15,10 +15,12 @@
 #include "record.h"
 #include "state.h"
 
-#define TILE_UNITS  8  /* pages or superpages a warp scores together */
-#define TILE_TOKENS 16 /* rows of a tensor-core tile */
-#define BLOCK_WARPS 8  /* of attend */
-#define HEAD_TOKENS 16 /* appended by a warp */
+#define TILE_UNITS  8    /* pages or superpages a warp scores together */
+#define TILE_TOKENS 16   /* rows of a tensor-core tile */
+#define BLOCK_WARPS 8    /* of attend */
+#define CHUNKS      1696 /* of a row: about one a scoring warp of a large device */
+#define CHUNKS_LOW  2208 /* at rank 2 */
+#define HEAD_TOKENS 16   /* appended by a warp */
 
 static uint32_t div_up(uint32_t a, uint32_t b) {
     return (a + b - 1) / b;
@@ -50,7 +52,8 @@ void lk_cuda_layout(const struct lk_geometry *geometry, struct lk_layout *ret) {
 
 /* First pass: at most `cap` chunks a head, so that select can reduce their sums in one go. */
 static void plan_scan(const struct lk_geometry *g, struct lk_cuda_row *r) {
-    uint32_t cap = clamp(2048 / g->kv_heads, 256, 1024);
+    bool low = r->scan != LK_FULL || g->rank == LK_COARSE_RANK;
+    uint32_t cap = clamp((low ? CHUNKS_LOW : CHUNKS) / g->kv_heads, 64, 1024);
 
     if (!r->scan)
         return;
@@ -165,8 +168,7 @@ uint32_t lk_cuda_sync_words(const struct lk_geometry *geometry, uint32_t rows, u
 }
 
 static bool row_fits(const struct lk_row *row) {
-    return (!row->tokens || row->budget_pages >= 1) &&
-           row->budget_pages <= LK_CUDA_BUDGET_PAGES_MAX &&
+    return row->budget_pages >= 1 && row->budget_pages <= LK_CUDA_BUDGET_PAGES_MAX &&
            lk_row_pages(row) <= LK_CUDA_PAGES_MAX && row->append <= row->length &&
            (row->exact || row->tokens <= 1);
 }
@@ -191,8 +193,10 @@ int lk_cuda_fill(const struct lk_row *rows, uint32_t count, struct lk_cuda_batch
         task[LK_CUDA_HEADS] = g->kv_heads * clamp(div_up(r->append, HEAD_TOKENS), 1, UINT32_MAX);
         if (r->scan)
             task[r->scan == LK_FULL ? LK_CUDA_RANK : LK_CUDA_COARSE] = passes * r->chunks;
-        if (r->list_max)
-            task[LK_CUDA_RESCAN] = passes * (r->rescan_tiles + r->rest_chunks);
+        if (r->list_max) {
+            task[LK_CUDA_RESCAN] = passes * r->rescan_tiles;
+            task[LK_CUDA_REST] = passes * r->rest_chunks;
+        }
         if (r->tokens) {
             task[LK_CUDA_ATTEND] = g->kv_heads * r->query_groups * r->slices;
             groups += g->kv_heads * r->query_groups;

@@ -5,414 +5,270 @@
  * Formula: s = log2 sum over tokens of 2^(sm_scale log2e (q.mu + sum_i c_ti q.v_i)), for each query
  * head.
  *
- * Geometry: one block a multiprocessor, warps independent of each other. A warp takes a task (row,
- * KV head, eight queries, chunk), eight pages at a time; their records travel to the warp's own
- * ring in shared memory while it computes the eight before. The ring runs on from task to task.
+ * Geometry: one block a multiprocessor. A block takes a run of consecutive tasks (row, KV head,
+ * eight queries, chunk), most often of one head, and its scoring warps take them in turn. A chunk
+ * is every sixteenth tile of eight pages, so that neighbours stream neighbouring records. Fetching
+ * warps, a lane a scoring warp, look tiles up and have the copy engine bring their records to a
+ * ring of that warp's own in shared memory, which runs on from task to task; the block's queries
+ * are rotated and quantised once, while the first records are on their way. The other warps append,
+ * score newest pages, and sum what a second pass does not list.
  *
- * A tile of eight pages, on tensor cores, with 16 directions of 16 / R pages as the rows of A:
- *   1. basis (u8 from 4 bits, biased by 8) x queries (s8, hi and lo in columns 2g, 2g + 1) -> i32
- *   2. projections, scaled, as fp16 hi and lo side by side; transposed 8 x 8 they are B of step 3
- *   3. coefficients (fp16 from u8) x projections -> f32 logits less the centroid's; column sums of
- *   2^x
- * hi + lo carry 22 bits of a projection; a query has 16 bits. Sums start at 0, since the mean of a
- * page's differences is 0 and so some logit is not below the centroid's; where one lies more than
- * 2^100 above, the tile is done again with a maximum for each page.
+ * The scoring loop reads nothing but shared memory: with the memory saturated a single read of a
+ * table or a spilled register takes as long as a tile.
  *
- * A graph bakes in nothing but the batch's address. Shared memory: [warp][stage] tiles, then [warp]
- * query bytes; see ring_bytes().
+ * A graph bakes in nothing but the batch's address. Shared memory: barriers, notes of tiles,
+ * queries of WINDOW heads, [warp][stage] tiles.
  */
-#include "device.cuh"
+#include "tile.cuh"
 
-#ifndef LK_SCAN_WARPS
-#define LK_SCAN_WARPS 16
-#endif
-#ifndef LK_SCAN_STAGES
-#define LK_SCAN_STAGES 2
-#endif
-#define SHARED_MOST     (226 * 1024)
-#define BARRIER_BYTES   1024
-#define TILE            8
-#define PEAK_MOST       100.f
-#define MAGIC           0x4B400000 /* as float 12582912 + x for small integers x */
-#define PROJECTION_MOST 65000.f
+#include <limits.h>
+
+/* Warps of a block in all, and stages of a ring: at rank 2 records are short and it takes more
+ * warps to score as fast as they come. */
+#define BLOCK_WARPS(R) ((R) == 2 ? 20 : 16)
+#define STAGES_OF(R)   ((R) == 2 ? 3 : 2)
+#define SHARED_MOST    (226 * 1024)
+#define BARRIER_BYTES  1024
+#define INTERLEAVE     16 /* chunks that take turns at the tiles of their range */
+#define WINDOW         8  /* heads whose queries a block holds */
+#define IDLE_MOST      64 /* looks of the fetching warp at its barriers */
+#define REST_WARPS     4
+#define NOTES          8                     /* tiles told to a warp at most */
+#define EVICT_FIRST    0x12f0000000000000ull /* as createpolicy makes it: read once a step */
 
 struct scan_args {
     struct lk_pool_view pool;
     const struct lk_cuda_batch *batch;
-    int stage;      /* LK_CUDA_RANK, _COARSE or _RESCAN */
-    uint32_t heads; /* 1: append and newest page too */
+    int stage;         /* LK_CUDA_RANK, _COARSE or _RESCAN */
+    uint32_t heads;    /* 1: append and newest page too */
+    uint32_t scanners; /* warps of a block that score */
+    uint32_t fetchers; /* and that fetch for them */
+    uint32_t tile_bytes;
 };
 
 /* ---- tasks ---- */
 
 struct cursor {
     const struct lk_cuda_row *r;
-    uint32_t task, head, pass, slot;
-    uint32_t first, count, tile; /* units of the task, and the tile at hand */
+    uint32_t task, set, head, pass, slot; /* set: row, head and pass in one number */
+    uint32_t tile, end, step, units;      /* tiles of the task; units of the row, or listed */
     bool super, listed;
 };
 
-/* A task of the second pass that sums what was not listed instead of scoring. */
-__device__ __forceinline__ bool is_rest(const struct lk_cuda_row *r, uint32_t chunk) {
-    return chunk >= r->rescan_tiles;
+__device__ __forceinline__ uint32_t row_sets(const struct lk_geometry *g) {
+    return g->kv_heads * ((g->group + 7) / 8);
 }
 
-__device__ __forceinline__ uint32_t split_task(const struct scan_args &a, uint32_t task,
+__device__ __forceinline__ uint32_t row_chunks(const struct lk_cuda_row *r, int stage) {
+    return stage == LK_CUDA_RESCAN ? r->rescan_tiles
+           : stage == LK_CUDA_REST ? r->rest_chunks
+                                   : r->chunks;
+}
+
+/* The row of a lane's task: the last whose first task is not after it. */
+__device__ __forceinline__ uint32_t row_of(const struct lk_cuda_batch *b, int stage,
+                                           uint32_t task) {
+    uint32_t low = 0, high = b->rows;
+
+    while (high - low > 1) {
+        const uint32_t mid = (low + high) / 2;
+        if (b->first[stage][mid] <= task)
+            low = mid;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+/* Set of a task. */
+__device__ __noinline__ uint32_t set_of(const struct lk_cuda_batch *b, int stage, uint32_t sets,
+                                        uint32_t task) {
+    const uint32_t row = row_of(b, stage, task);
+
+    return row * sets + (task - b->first[stage][row]) / row_chunks(&b->row[row], stage);
+}
+
+/* First task of a stage whose set is `set` or a later one. */
+__device__ __forceinline__ uint32_t first_of_set(const struct lk_cuda_batch *b, int stage,
+                                                 uint32_t sets, uint32_t set) {
+    const uint32_t row = set / sets;
+
+    if (row >= b->rows)
+        return UINT32_MAX;
+    uint32_t first = b->first[stage][row],
+             next = row + 1 < b->rows ? b->first[stage][row + 1] : b->tasks[stage];
+    return next == first ? first : first + set % sets * row_chunks(&b->row[row], stage);
+}
+
+/* Fill row, head, pass and set of c->task -> chunk. */
+__device__ __forceinline__ uint32_t split_task(const struct scan_args &a, int stage,
                                                struct cursor *c) {
-    uint32_t row = find_row(a.batch, a.stage, task), chunks, chunk;
-    uint32_t passes = (a.pool.geometry.group + 7) / 8;
+    const uint32_t row = row_of(a.batch, stage, c->task);
+    const uint32_t passes = (a.pool.geometry.group + 7) / 8;
+    const uint32_t task = c->task - a.batch->first[stage][row];
 
     c->r = &a.batch->row[row];
-    chunks = a.stage == LK_CUDA_RESCAN ? c->r->rescan_tiles + c->r->rest_chunks : c->r->chunks;
-    task -= a.batch->first[a.stage][row];
-    chunk = task % chunks;
-    c->pass = task / chunks % passes;
-    c->head = task / chunks / passes;
-    return chunk;
+    const uint32_t chunks = row_chunks(c->r, stage), in = task / chunks;
+    c->set = row * row_sets(&a.pool.geometry) + in;
+    c->pass = in % passes;
+    c->head = in / passes;
+    return task - in * chunks;
 }
 
-/* Move to the first task from c->task on, in steps, that has something to score. */
-__device__ __forceinline__ void find_task(const struct scan_args &a, uint32_t step,
+/* Move to the first task from c->task on, in steps, that has something to score. By lane. */
+__device__ __forceinline__ void find_task(const struct scan_args &a, uint32_t last,
                                           struct cursor *c) {
-    uint32_t stride = group_stride(a.pool.geometry.group), lane = threadIdx.x % 32;
+    const uint32_t stride = group_stride(a.pool.geometry.group);
 
-    for (; c->task < a.batch->tasks[a.stage]; c->task += step) {
-        uint32_t chunk = split_task(a, c->task, c);
-        c->tile = 0;
+    for (; c->task < last; c->task += a.scanners) {
+        uint32_t chunk = split_task(a, a.stage, c);
         c->listed = a.stage == LK_CUDA_RESCAN;
-        if (c->listed) {
-            if (is_rest(c->r, chunk))
-                continue;
-            uint32_t listed = __ldcg(&row_head(c->r, c->head)->listed);
-            c->slot = 1 + c->r->chunks + chunk;
-            c->super = false;
-            c->first = chunk * TILE;
-            c->count = c->first < listed ? min(listed - c->first, TILE) : 0;
-            if (c->count)
-                return;
-            uint32_t q = c->pass * 8 + lane;
-            if (lane < 8 && q < stride)
-                row_parts(c->r, c->head, stride)[c->slot * stride + q] =
-                    make_float2(-INFINITY, 0.f);
-        } else {
+        if (!c->listed) {
+            uint32_t each = c->r->chunk_units / TILE, tiles = (c->r->units + TILE - 1) / TILE,
+                     range = chunk / INTERLEAVE * INTERLEAVE;
             c->slot = 1 + chunk;
             c->super = c->r->scan == LK_TREE;
-            c->first = chunk * c->r->chunk_units;
-            c->count = min(c->r->chunk_units, c->r->units - c->first);
+            c->units = c->r->units;
+            c->step = min((uint32_t)INTERLEAVE, c->r->chunks - range);
+            c->tile = range * each + chunk - range;
+            c->end = min(tiles, (range + INTERLEAVE) * each);
             return;
         }
+        c->units = __ldcg(&row_head(c->r, c->head)->listed);
+        c->slot = 1 + c->r->chunks + chunk;
+        c->super = false;
+        c->step = 1;
+        c->tile = chunk;
+        c->end = chunk + 1;
+        if (chunk * TILE < c->units)
+            return;
+        for (uint32_t q = c->pass * 8; q < min(c->pass * 8 + 8, stride); q++)
+            row_parts(c->r, c->head, stride)[c->slot * stride + q] = make_float2(-INFINITY, 0.f);
     }
-}
-
-/* Index of unit `i` of the tile within the row; those past the end repeat the last. */
-__device__ __forceinline__ uint32_t tile_unit(const struct cursor &c, uint32_t i) {
-    uint32_t u = c.first + min(c.tile * TILE + i, c.count - 1);
-    return c.listed ? __ldcg(&row_rescan(c.r, c.head)[u]) : u;
-}
-
-__device__ __forceinline__ uint32_t tile_record(const struct cursor &c, uint32_t i) {
-    uint32_t u = tile_unit(c, i);
-    if (!c.super)
-        return physical_page(c.r, u);
-    return c.r->table_shift == 2 ? __ldg(&c.r->table[u]) : __ldg(&c.r->table[4 * u]) / 4;
 }
 
 /* ---- queries ---- */
 
-/* This lane's fragments and scales of four queries: column n of B is query n / 2, part n % 2. */
-template <int D> struct query {
-    uint32_t b[D / 32][2];
-    int start_hi, start_lo; /* -8 x the sum of the parts: the basis' bias, for query lane % 4 */
-    float scale;            /* of query lane % 4, logits in base 2 */
-};
-
+/* One query of a set, by a warp; a zero one where the group has no such query. */
 template <int D>
-__device__ __forceinline__ void load_query(const struct scan_args &a, const struct cursor &c,
-                                           uint32_t first, int8_t *bytes, struct query<D> *ret) {
+__device__ __forceinline__ void prepare_query(const struct scan_args &a, uint32_t set, uint32_t g,
+                                              struct four_queries<D> *ret) {
     const uint32_t lane = threadIdx.x % 32, group = a.pool.geometry.group;
+    const uint32_t sets = row_sets(&a.pool.geometry);
+    const uint32_t passes = (group + 7) / 8, in = set % sets;
+    const struct lk_cuda_row *r = &a.batch->row[set / sets];
     const bool bf16 = a.pool.geometry.dtype == LK_BF16;
-    const float norm = rsqrtf((float)D);
+    const uint32_t head = in / passes, at = in % passes * 8 + g;
+    const uint16_t *q = (const uint16_t *)r->q + ((uint64_t)head * group + at) * D;
     constexpr int N = D / 32;
-
-    float x[4][N];
+    float x[N], peak = 0, unit;
+    int hi_sum = 0, lo_sum = 0;
 
 #pragma unroll
-    for (int g = 0; g < 4; g++) {
-        const uint16_t *q = (const uint16_t *)c.r->q + ((uint64_t)c.head * group + first + g) * D;
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            x[g][i] = first + g < group ? element(__ldg(q + 32 * i + lane), bf16) : 0.f;
-    }
-    __syncwarp();
+    for (int i = 0; i < N; i++)
+        x[i] = at < group ? element(q[32 * i + lane], bf16) : 0.f;
 #pragma unroll
     for (int o = 1; o < 32; o <<= 1)
 #pragma unroll
-        for (int i = 0; i < 4 * N; i++) {
-            float *at = &x[i / N][i % N], y = __shfl_xor_sync(LK_FULL_WARP, *at, o);
-            *at = lane & o ? y - *at : *at + y;
+        for (int i = 0; i < N; i++) {
+            float y = __shfl_xor_sync(LK_FULL_WARP, x[i], o);
+            x[i] = lane & o ? y - x[i] : x[i] + y;
         }
 #pragma unroll
-    for (int g = 0; g < 4; g++) {
-        float peak = 0, unit;
-        int hi_sum = 0, lo_sum = 0;
-#pragma unroll
-        for (int o = 1; o < N; o <<= 1)
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                if (!(i & o)) {
-                    float y = x[g][i + o];
-                    x[g][i + o] = x[g][i] - y;
-                    x[g][i] += y;
-                }
+    for (int o = 1; o < N; o <<= 1)
 #pragma unroll
         for (int i = 0; i < N; i++)
-            peak = fmaxf(peak, fabsf(x[g][i]));
-        peak = __uint_as_float(__reduce_max_sync(LK_FULL_WARP, __float_as_uint(peak)));
-        unit = peak > 1e-30f ? 32512.f / peak : 0.f;
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            int v = max(-32512, min(32512, __float2int_rn(x[g][i] * unit))), hi = (v + 128) >> 8;
-            bytes[(2 * g) * D + 32 * i + lane] = (int8_t)hi;
-            bytes[(2 * g + 1) * D + 32 * i + lane] = (int8_t)(v - 256 * hi);
-            hi_sum += hi;
-            lo_sum += v - 256 * hi;
-        }
-        hi_sum = __reduce_add_sync(LK_FULL_WARP, hi_sum);
-        lo_sum = __reduce_add_sync(LK_FULL_WARP, lo_sum);
-        if ((lane & 3) == g) {
-            ret->start_hi = MAGIC - 8 * hi_sum;
-            ret->start_lo = MAGIC - 8 * lo_sum;
-            ret->scale = peak > 1e-30f ? peak / 32512.f * norm * c.r->sm_scale * LK_LOG2E : 0.f;
-        }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int t = 0; t < N; t++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            ret->b[t][h] =
-                *(const uint32_t *)&bytes[(lane >> 2) * D + 32 * t + 16 * h + 4 * (lane & 3)];
-    __syncwarp();
-}
-
-/* hi and lo sums -> one number, in units of 1. */
-__device__ __forceinline__ float join(int hi, int lo) {
-    return fmaf(__int_as_float(hi) - 12582912.f, 256.f, __int_as_float(lo) - 12582912.f);
-}
-
-/* ---- a tile ---- */
-
-struct records {
-    uint32_t coarse_stride, fine_stride; /* also their strides in shared memory */
-    uint32_t centroid, coarse_coeffs, coarse_scales, fine_coeffs, fine_scales, tokens;
-};
-
-/* The same as numbers known to the compiler, which then unrolls a tile's pages. */
-template <int D, int R, int T> __device__ __forceinline__ constexpr struct records fixed_records() {
-    struct records r = {};
-
-    r.centroid = D;
-    r.coarse_coeffs = 2 * D;
-    r.coarse_scales = 2 * D + 2 * T;
-    r.coarse_stride = (2 * D + 2 * T + 6 + 15) / 16 * 16;
-    r.fine_coeffs = (R - 2) * D / 2;
-    r.fine_scales = r.fine_coeffs + (R - 2) * T;
-    r.fine_stride = R > 2 ? (r.fine_scales + 2 * (R - 2) + 15) / 16 * 16 : 0;
-    r.tokens = T;
-    return r;
-}
-
-template <int N> __device__ __forceinline__ void load_words(uint32_t *w, const uint8_t *from) {
-    if constexpr (N == 2) {
-        uint2 x = *(const uint2 *)from;
-        w[0] = x.x, w[1] = x.y;
-    } else {
-#pragma unroll
-        for (int i = 0; i < N; i += 4) {
-            uint4 x = *(const uint4 *)(from + 4 * i);
-            w[i] = x.x, w[i + 1] = x.y, w[i + 2] = x.z, w[i + 3] = x.w;
-        }
-    }
-}
-
-/* Fragments of the page's coefficients: tokens lane / 4 and + 8 of tile m, directions of pair k. */
-__device__ __forceinline__ void load_coeffs(const struct records &rec, const uint8_t *coarse,
-                                            const uint8_t *fine, uint32_t pair, uint32_t m,
-                                            bool live, uint32_t *a0, uint32_t *a1) {
-    const uint32_t r = threadIdx.x % 32 / 4;
-    const uint8_t *at = pair == 0 ? coarse + rec.coarse_coeffs
-                                  : fine + rec.fine_coeffs + (pair - 1) * 2 * rec.tokens;
-    const __half2 bias = __half2half2(__ushort_as_half(0x6480)); /* 1024 + 128 */
-    uint32_t w = 0x80808080u;
-
-    if (live)
-        w = rec.tokens < 16 ? *(const uint16_t *)(at + 2 * r) | 0x80800000u
-                            : *(const uint32_t *)(at + 32 * m + 4 * r);
-    uint32_t x = __byte_perm(w, 0x64646464u, 0x4140), y = __byte_perm(w, 0x64646464u, 0x4342);
-    *a0 = bits_of(__hsub2(*(__half2 *)&x, bias));
-    *a1 = bits_of(__hsub2(*(__half2 *)&y, bias));
-}
-
-/* Sum of the eight pages' columns over the lanes of a query: lane 4 r + c ends with page r. */
-__device__ __forceinline__ float gather_pages(const float *sum) {
-    const uint32_t lane = threadIdx.x;
-    float e[4], f[2];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float send = lane & 16 ? sum[i] : sum[i + 4], keep = lane & 16 ? sum[i + 4] : sum[i];
-        e[i] = keep + __shfl_xor_sync(LK_FULL_WARP, send, 16);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float send = lane & 8 ? e[i] : e[i + 2], keep = lane & 8 ? e[i + 2] : e[i];
-        f[i] = keep + __shfl_xor_sync(LK_FULL_WARP, send, 8);
-    }
-    float send = lane & 4 ? f[0] : f[1], keep = lane & 4 ? f[1] : f[0];
-    return keep + __shfl_xor_sync(LK_FULL_WARP, send, 4);
-}
-
-/* score[j]: page lane / 4 of the tile, query 4 j + lane % 4. -> the largest logit less its
- * centroid.
- * T: tokens of a record, 0: as rec says. */
-template <int D, int R, int NG, int T>
-__device__ __forceinline__ float score_tile(const struct records &rec, const uint8_t *coarse,
-                                            const struct query<D> *q, bool careful, float *score) {
-    constexpr int W = D / 32, PAGES = 16 / R, UNROLL = T < 16 ? 1 : T / 16;
-    const uint8_t *fine = coarse + TILE * rec.coarse_stride;
-    const uint32_t lane = threadIdx.x % 32, r = lane >> 2, c = lane & 3;
-    float sum[NG][TILE], shift[NG], peak = -INFINITY;
-
-#pragma unroll
-    for (int j = 0; j < NG; j++)
-        shift[j] = 0;
-#pragma unroll
-    for (int s = 0; s < R / 2; s++) {
-        uint32_t w[2][W], b[NG][2];
-        float scale[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) { /* rows r and r + 8: pages and directions */
-            uint32_t row = 16 * s + 8 * h + r, page = row / R, dir = row % R;
-            const uint8_t *rp =
-                dir < 2 ? coarse + page * rec.coarse_stride : fine + page * rec.fine_stride;
-            uint32_t d = dir < 2 ? dir : dir - 2;
-            load_words<W>(w[h], rp + d * (D / 2) + c * (D / 8));
-            scale[h] = bf16_float(
-                *(const uint16_t *)(rp + (dir < 2 ? rec.coarse_scales + 2 : rec.fine_scales) +
-                                    2 * d));
-        }
-#pragma unroll
-        for (int j = 0; j < NG; j++) {
-            int acc[4] = {q[j].start_hi, q[j].start_lo, q[j].start_hi, q[j].start_lo};
-#pragma unroll
-            for (int t = 0; t < W; t++)
-                mma_u8s8(acc, w[0][t] & 0x0f0f0f0fu, w[1][t] & 0x0f0f0f0fu,
-                         (w[0][t] >> 4) & 0x0f0f0f0fu, (w[1][t] >> 4) & 0x0f0f0f0fu, q[j].b[t][0],
-                         q[j].b[t][1]);
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                float x = join(acc[2 * h], acc[2 * h + 1]) * (q[j].scale * scale[h]);
-                x = fminf(fmaxf(x, -PROJECTION_MOST), PROJECTION_MOST);
-                float high = __half2float(__float2half_rn(x));
-                b[j][h] = transpose_8x8(bits_of(__floats2half2_rn(high, x - high)));
+            if (!(i & o)) {
+                float y = x[i + o];
+                x[i + o] = x[i] - y;
+                x[i] += y;
             }
-        }
 #pragma unroll
-        for (int l = 0; l < (PAGES ? PAGES : 1); l++) {
-            const int p = s * 16 / R + l;
-            const uint8_t *pc = coarse + p * rec.coarse_stride, *pf = fine + p * rec.fine_stride;
-            const uint32_t tiles = T ? UNROLL : rec.tokens < 16 ? 1 : rec.tokens / 16;
-            const float second = rec.tokens < 16 ? 0.f : 1.f;
-            float top[NG];
+    for (int i = 0; i < N; i++)
+        peak = fmaxf(peak, fabsf(x[i]));
+    peak = __uint_as_float(__reduce_max_sync(LK_FULL_WARP, __float_as_uint(peak)));
+    unit = peak > 1e-30f ? 32512.f / peak : 0.f;
 #pragma unroll
-            for (int j = 0; j < NG; j++)
-                sum[j][p] = 0, top[j] = 0;
-            for (int round = careful ? 0 : 1; round < 2; round++) {
-#pragma unroll UNROLL
-                for (uint32_t m = 0; m < tiles; m++) {
-                    uint32_t a0, a1, a2 = 0, a3 = 0;
-                    if (R == 16) {
-                        load_coeffs(rec, pc, pf, c, m, true, &a0, &a1);
-                        load_coeffs(rec, pc, pf, c + 4, m, true, &a2, &a3);
-                    } else if (R == 8) {
-                        load_coeffs(rec, pc, pf, c, m, true, &a0, &a1);
-                    } else if (R == 4) {
-                        load_coeffs(rec, pc, pf, c & 1, m, c >> 1 == (l & 1), &a0, &a1);
-                    } else {
-                        load_coeffs(rec, pc, pf, 0, m, c == (l & 3), &a0, &a1);
-                    }
-#pragma unroll
-                    for (int j = 0; j < NG; j++) {
-                        float z[4] = {0, 0, 0, 0};
-                        if (R == 16)
-                            mma_k16<false>(z, a0, a1, a2, a3, b[j][0], b[j][1]);
-                        else
-                            mma_f16_k8(z, a0, a1, b[j][R == 8 ? l : R == 4 ? l / 2 : l / 4]);
-                        float x = z[0] + z[1], y = z[2] + z[3];
-                        if (round == 0) {
-                            top[j] = fmaxf(top[j], fmaxf(x, y));
-                        } else {
-                            peak = fmaxf(peak, fmaxf(x, y));
-                            sum[j][p] += exp2_fast(x - top[j]) + second * exp2_fast(y - top[j]);
-                        }
-                    }
-                }
-                if (round == 0) {
-#pragma unroll
-                    for (int j = 0; j < NG; j++) {
-                        for (int o = 4; o < 32; o <<= 1)
-                            top[j] = fmaxf(top[j], __shfl_xor_sync(LK_FULL_WARP, top[j], o));
-                        shift[j] = r == p ? top[j] : shift[j];
-                    }
-                }
-            }
-        }
+    for (int i = 0; i < N; i++) {
+        int v = max(-32512, min(32512, __float2int_rn(x[i] * unit))), hi = (v + 128) >> 8;
+        int word = 2 * i + lane / 16, to = g % 4 * 8 + lane % 16 / 4;
+        int8_t *high = (int8_t *)&ret->b[word / 4][to][word % 4];
+        high[lane % 4] = (int8_t)hi;
+        high[4 * 16 + lane % 4] = (int8_t)(v - 256 * hi); /* the next column */
+        hi_sum += hi;
+        lo_sum += v - 256 * hi;
     }
-    uint32_t mu[D / 16];
-    load_words<D / 16>(mu, coarse + r * rec.coarse_stride + rec.centroid + c * (D / 4));
-    float mu_scale =
-        bf16_float(*(const uint16_t *)(coarse + r * rec.coarse_stride + rec.coarse_scales));
-#pragma unroll
-    for (int j = 0; j < NG; j++) {
-        int acc[4] = {MAGIC, MAGIC, 0, 0};
-#pragma unroll
-        for (int t = 0; t < W; t++)
-            mma_s8s8(acc, mu[2 * t], 0, mu[2 * t + 1], 0, q[j].b[t][0], q[j].b[t][1]);
-        score[j] = join(acc[0], acc[1]) * (q[j].scale * mu_scale) + shift[j] +
-                   log2_fast(gather_pages(sum[j]));
+    hi_sum = __reduce_add_sync(LK_FULL_WARP, hi_sum);
+    lo_sum = __reduce_add_sync(LK_FULL_WARP, lo_sum);
+    if (lane == 0) {
+        float scale =
+            peak > 1e-30f ? peak / 32512.f * rsqrtf((float)D) * r->sm_scale * LK_LOG2E : 0.f;
+        ret->start[g % 4] = make_int4(-8 * hi_sum, -8 * lo_sum, __float_as_int(scale), 0);
     }
-    return peak;
 }
 
 /* ---- writing ---- */
 
-/* The lane's score of query `q`; page lane / 4 of the tile. */
-__device__ __forceinline__ void store_score(const struct scan_args &a, const struct cursor &c,
-                                            uint32_t unit, uint32_t q, float score) {
-    uint32_t stride = group_stride(a.pool.geometry.group);
-    bool last = c.listed || c.r->scan == LK_FULL || c.r->scan == LK_COARSE;
-    uint32_t bits = __float_as_uint(c.super ? score - 2.f : score);
-    float *to = row_scores(c.r, c.head, stride) + (uint64_t)unit * (c.super ? 4 : 1) * stride + q;
+/* Where the scores of a row and head go. */
+struct place {
+    float *scores;
+    float2 *parts;
+    uint32_t last; /* 1: a score's page competes for being kept */
+    bool super;
+};
 
-    if (q == 0)
-        bits = (bits & ~1u) | (last ? 1 : 0);
-    *to = __uint_as_float(bits);
-    if (c.super)
-        for (int i = 1; i < 4; i++)
-            to[i * stride] = __uint_as_float(bits);
+__device__ __forceinline__ struct place place_of(const struct scan_args &a,
+                                                 const struct lk_cuda_row *r, uint32_t head) {
+    const uint32_t stride = group_stride(a.pool.geometry.group);
+    struct place p = {row_scores(r, head, stride), row_parts(r, head, stride)};
+
+    p.super = r->scan == LK_TREE && a.stage != LK_CUDA_RESCAN;
+    p.last = a.stage == LK_CUDA_RESCAN || r->scan == LK_FULL || r->scan == LK_COARSE;
+    return p;
+}
+
+/* A score's bits: the lowest of head 0's says whether the page competes. */
+__device__ __forceinline__ float score_bits(const struct place &p, uint32_t q, float score) {
+    const uint32_t bits = __float_as_uint(p.super ? score - 2.f : score);
+
+    return __uint_as_float(q == 0 ? (bits & ~1u) | p.last : bits);
+}
+
+/* Scores of a tile: the lane's is of unit lane / 4 and query `q`. A superpage's four pages get one
+ * each, and then lane i writes page i. */
+__device__ __forceinline__ void store_scores(const struct scan_args &a, const struct place &p,
+                                             uint32_t unit, bool live, uint32_t q, float score) {
+    const uint32_t group = a.pool.geometry.group, stride = group_stride(group);
+    const uint32_t lane = threadIdx.x % 32, from = lane & 28;
+
+    score = score_bits(p, q, score);
+    if (!p.super) {
+        if (live && q < group)
+            p.scores[(uint64_t)unit * stride + q] = score;
+        return;
+    }
+    float4 four;
+    four.x = __shfl_sync(LK_FULL_WARP, score, from);
+    four.y = __shfl_sync(LK_FULL_WARP, score, from + 1);
+    four.z = __shfl_sync(LK_FULL_WARP, score, from + 2);
+    four.w = __shfl_sync(LK_FULL_WARP, score, from + 3);
+    if (live && (q & ~3u) < stride)
+        *(float4 *)(p.scores + (uint64_t)(4 * unit + (lane & 3)) * stride + (q & ~3u)) = four;
 }
 
 /* Sum over the pages of a task: lanes of a query, then to the task's slot. */
-__device__ __forceinline__ void store_part(const struct scan_args &a, const struct cursor &c,
-                                           uint32_t q, float2 part) {
-    uint32_t stride = group_stride(a.pool.geometry.group);
+__device__ __forceinline__ void store_part(const struct scan_args &a, const struct place &p,
+                                           uint32_t slot, uint32_t q, float2 part) {
+    const uint32_t stride = group_stride(a.pool.geometry.group);
 
+#pragma unroll
     for (int o = 4; o < 32; o <<= 1) {
         float2 other = make_float2(__shfl_xor_sync(LK_FULL_WARP, part.x, o),
                                    __shfl_xor_sync(LK_FULL_WARP, part.y, o));
         part = merge_parts(part, other);
     }
-    if (threadIdx.x % 32 < 4)
-        row_parts(c.r, c.head, stride)[c.slot * stride + q] = part;
+    if (threadIdx.x % 32 < 4 && q < stride)
+        p.parts[slot * stride + q] = part;
 }
 
 /* ---- append, and the newest page ---- */
@@ -440,121 +296,140 @@ __device__ void append_tokens(const struct scan_args &a, const struct lk_cuda_ro
     __syncwarp();
 }
 
-/* Exact, by a lane a token, four queries at a time; their bytes in `scratch`. */
-__device__ void score_newest(const struct scan_args &a, const struct lk_cuda_row *r, uint32_t head,
-                             uint16_t *scratch) {
+/* Exact, on tensor cores: 16 tokens x 8 queries. k is permuted alike in keys and queries, so that a
+ * lane reads four channels at once. */
+__device__ void score_newest(const struct scan_args &a, const struct lk_cuda_row *r,
+                             uint32_t head) {
     const struct lk_geometry *g = &a.pool.geometry;
     const uint32_t lane = threadIdx.x % 32, d = g->head_dim, stride = group_stride(g->group);
-    const uint32_t page = r->pages - 1;
+    const uint32_t page = r->pages - 1, row = lane >> 2, c = lane & 3;
     const uint32_t tokens = (uint32_t)(r->length - (uint64_t)page * g->page_tokens);
     const uint16_t *keys =
         (const uint16_t *)lk_page_keys_device(a.pool, r->layer, physical_page(r, page), head);
-    const bool bf16 = g->dtype == LK_BF16;
+    const uint16_t *queries = (const uint16_t *)r->q + (uint64_t)head * g->group * d;
+    const float scale = r->sm_scale * LK_LOG2E;
 
-    for (uint32_t first = 0; first < g->group; first += 4) {
-        const uint32_t count = min(4u, g->group - first);
-        const uint16_t *q = (const uint16_t *)r->q + ((uint64_t)head * g->group + first) * d;
-        float2 part[4];
+    for (uint32_t first = 0; first < g->group; first += 8) {
+        const uint16_t *q = queries + min(first + row, g->group - 1) * d + 4 * c;
+        float2 part[2] = {make_float2(-INFINITY, 0.f), make_float2(-INFINITY, 0.f)};
 
-        __syncwarp();
-        for (uint32_t i = lane; i < 4 * d; i += 32)
-            scratch[i] = i < count * d ? q[i] : 0;
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            part[i] = make_float2(-INFINITY, 0.f);
-        for (uint32_t t = lane; t < tokens; t += 32) {
-            float x[4] = {0, 0, 0, 0};
-            const uint4 *k = (const uint4 *)(keys + (uint64_t)t * d);
-#pragma unroll 8
-            for (uint32_t i = 0; i < d; i += 8) {
-                const uint4 w = k[i / 8];
-                const uint32_t words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-                for (int y = 0; y < 4; y++) {
-                    const uint4 v = *(const uint4 *)&scratch[y * d + i];
-                    const uint32_t other[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-                    for (int e = 0; e < 8; e++)
-                        x[y] = fmaf(element((uint16_t)(words[e / 2] >> (e % 2 * 16)), bf16),
-                                    element((uint16_t)(other[e / 2] >> (e % 2 * 16)), bf16), x[y]);
-                }
+        for (uint32_t base = 0; base < tokens; base += 16) {
+            const uint16_t *k = keys + min(base + row, tokens - 1) * d + 4 * c,
+                           *k8 = keys + min(base + row + 8, tokens - 1) * d + 4 * c;
+            float z[4] = {0, 0, 0, 0};
+#pragma unroll 4
+            for (uint32_t t = 0; t < d; t += 16) {
+                const uint2 x = *(const uint2 *)(k + t), y = *(const uint2 *)(k8 + t),
+                            v = *(const uint2 *)(q + t);
+                if (g->dtype == LK_BF16)
+                    mma_k16<true>(z, x.x, y.x, x.y, y.y, v.x, v.y);
+                else
+                    mma_k16<false>(z, x.x, y.x, x.y, y.y, v.x, v.y);
             }
 #pragma unroll
-            for (int y = 0; y < 4; y++)
-                part[y] = merge_parts(part[y], make_float2(x[y] * r->sm_scale * LK_LOG2E, 1.f));
+            for (int i = 0; i < 4; i++)
+                if (base + row + i / 2 * 8 < tokens)
+                    part[i % 2] = merge_parts(part[i % 2], make_float2(z[i] * scale, 1.f));
         }
 #pragma unroll
-        for (int y = 0; y < 4; y++) {
-            for (int o = 16; o; o >>= 1) {
-                float2 other = make_float2(__shfl_xor_sync(LK_FULL_WARP, part[y].x, o),
-                                           __shfl_xor_sync(LK_FULL_WARP, part[y].y, o));
-                part[y] = merge_parts(part[y], other);
-            }
-            if (lane == y && y < count) {
-                uint32_t bits = __float_as_uint(part[y].x + log2_fast(part[y].y));
-                if (first + y == 0)
-                    bits |= 1;
-                row_scores(r, head, stride)[(uint64_t)page * stride + first + y] =
+        for (int i = 0; i < 2; i++) {
+            const uint32_t query = first + 2 * c + i;
+#pragma unroll
+            for (int o = 4; o < 32; o <<= 1)
+                part[i] =
+                    merge_parts(part[i], make_float2(__shfl_xor_sync(LK_FULL_WARP, part[i].x, o),
+                                                     __shfl_xor_sync(LK_FULL_WARP, part[i].y, o)));
+            if (row == 0 && query < g->group) {
+                uint32_t bits = __float_as_uint(part[i].x + log2_fast(part[i].y));
+                bits |= query == 0 ? 1 : 0;
+                row_scores(r, head, stride)[(uint64_t)page * stride + query] =
                     __uint_as_float(bits);
-                row_parts(r, head, stride)[first + y] = part[y];
+                row_parts(r, head, stride)[query] = part[i];
             }
         }
     }
 }
 
-__device__ __forceinline__ void run_heads(const struct scan_args &a, uint32_t warp, uint32_t warps,
-                                          uint16_t *scratch) {
+/* Tasks of heads for one warp of `warps`. */
+__device__ __forceinline__ void run_heads(const struct scan_args &a, uint32_t warp,
+                                          uint32_t warps) {
     const uint32_t heads = a.pool.geometry.kv_heads;
 
-    /* From the far end: the last warps have the fewest chunks. */
-    for (uint32_t task = warps - 1 - warp; task < a.batch->tasks[LK_CUDA_HEADS]; task += warps) {
+    for (uint32_t task = warp; task < a.batch->tasks[LK_CUDA_HEADS]; task += warps) {
         uint32_t row = find_row(a.batch, LK_CUDA_HEADS, task);
         const struct lk_cuda_row *r = &a.batch->row[row];
         uint32_t t = task - a.batch->first[LK_CUDA_HEADS][row];
 
         append_tokens(a, r, t % heads, t / heads);
         if (r->scan && t / heads == 0)
-            score_newest(a, r, t % heads, scratch);
+            score_newest(a, r, t % heads);
     }
 }
 
 /* ---- pages that the second pass did not list ---- */
 
+/* Four queries' parts of pages j, j + 32, .. below last that the second pass did not score. Pages
+ * are taken four at a time: their loads run together. */
+__device__ __forceinline__ void sum_rest(const float *scores, uint32_t stride, uint32_t first,
+                                         uint32_t j, uint32_t last, float2 part[4]) {
+    for (; j < last; j += 128) {
+        float4 s[4];
+        uint32_t mark[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *at = scores + (uint64_t)min(j + 32 * i, last - 1) * stride;
+            s[i] = __ldcg((const float4 *)(at + first));
+            mark[i] = first ? __float_as_uint(__ldcg(at)) : __float_as_uint(s[i].x);
+        }
+#pragma unroll
+        for (int y = 0; y < 4; y++) {
+            float x[4], peak = part[y].x, sum = 0;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                x[i] = y == 0 ? s[i].x : y == 1 ? s[i].y : y == 2 ? s[i].z : s[i].w;
+                if (mark[i] & 1 || j + 32 * i >= last)
+                    x[i] = -INFINITY;
+                peak = fmaxf(peak, x[i]);
+            }
+            if (peak == -INFINITY)
+                continue;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sum += exp2_fast(x[i] - peak);
+            part[y] = make_float2(peak, fmaf(part[y].y, exp2_fast(part[y].x - peak), sum));
+        }
+    }
+}
+
+/* Tasks of the rest for one warp of `warps`. */
 __device__ __forceinline__ void run_rest(const struct scan_args &a, uint32_t warp, uint32_t warps) {
     const uint32_t lane = threadIdx.x % 32, stride = group_stride(a.pool.geometry.group);
 
-    for (uint32_t task = warp; task < a.batch->tasks[LK_CUDA_RESCAN]; task += warps) {
-        struct cursor c;
-        uint32_t chunk = split_task(a, task, &c), first, last, queries;
-        float2 part[8];
+    struct cursor c;
+    for (c.task = warp; c.task < a.batch->tasks[LK_CUDA_REST]; c.task += warps) {
+        const uint32_t chunk = split_task(a, LK_CUDA_REST, &c), from = chunk * c.r->rest_pages;
+        const uint32_t last = min(from + c.r->rest_pages, c.r->complete);
 
-        if (!is_rest(c.r, chunk))
-            continue;
-        first = (chunk - c.r->rescan_tiles) * c.r->rest_pages;
-        last = min(first + c.r->rest_pages, c.r->complete);
-        queries = min(8u, a.pool.geometry.group - c.pass * 8);
-        for (int i = 0; i < 8; i++)
-            part[i] = make_float2(-INFINITY, 0.f);
-        for (uint32_t j = first + lane; j < last; j += 32) {
-            const float *s = row_scores(c.r, c.head, stride) + (uint64_t)j * stride;
-            if (__float_as_uint(__ldcg(s)) & 1)
-                continue;
+        for (uint32_t q = c.pass * 8; q < min(c.pass * 8 + 8, stride); q += 4) {
+            float2 part[4];
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                if (i < queries)
-                    part[i] = merge_parts(part[i], make_float2(__ldcg(&s[c.pass * 8 + i]), 1.f));
-        }
+            for (int i = 0; i < 4; i++)
+                part[i] = make_float2(-INFINITY, 0.f);
+            sum_rest(row_scores(c.r, c.head, stride), stride, q, from + lane, last, part);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            for (int o = 16; o; o >>= 1) {
-                float2 other = make_float2(__shfl_xor_sync(LK_FULL_WARP, part[i].x, o),
-                                           __shfl_xor_sync(LK_FULL_WARP, part[i].y, o));
-                part[i] = merge_parts(part[i], other);
-            }
-            if (lane == 0 && i < queries)
-                row_parts(c.r, c.head,
-                          stride)[(1 + c.r->chunks + chunk) * stride + c.pass * 8 + i] = part[i];
+            for (int i = 0; i < 4; i++)
+                for (int o = 16; o; o >>= 1) {
+                    float2 other = make_float2(__shfl_xor_sync(LK_FULL_WARP, part[i].x, o),
+                                               __shfl_xor_sync(LK_FULL_WARP, part[i].y, o));
+                    part[i] = merge_parts(part[i], other);
+                }
+            float2 *to = row_parts(c.r, c.head, stride) +
+                         (1 + c.r->chunks + c.r->rescan_tiles + chunk) * stride + q;
+            if (lane < 4)
+                to[lane] = lane == 0   ? part[0]
+                           : lane == 1 ? part[1]
+                           : lane == 2 ? part[2]
+                                       : part[3];
         }
     }
 }
@@ -579,191 +454,400 @@ __device__ __forceinline__ struct records records_of(const struct scan_args &a, 
     return r;
 }
 
-/* score_tile() for the record sizes that are worth their own code; -> false: none of these. */
+/* score_tile() for the record sizes that have their own code, else or where a sum is out of range
+ * the careful way. */
 template <int D, int R, int NG>
-__device__ __forceinline__ bool score_fixed(uint32_t tokens, const uint8_t *tile,
-                                            const struct query<D> *q, float *score, float *peak) {
-    if (tokens == 16)
-        *peak = score_tile<D, R, NG, 16>(fixed_records<D, R, 16>(), tile, q, false, score);
-    else if (R < 16 && D <= 128 && tokens == 8)
-        *peak = score_tile < D, R < 16 ? R : 2, NG,
-        8 > (fixed_records < D, R < 16 ? R : 2, 8 > (), tile, q, false, score);
-    else if (R == 2 && D <= 128 && tokens == 64)
-        *peak = score_tile<D, 2, NG, 64>(fixed_records<D, 2, 64>(), tile, q, false, score);
-    else if (R == 2 && D <= 128 && tokens == 32)
-        *peak = score_tile<D, 2, NG, 32>(fixed_records<D, 2, 32>(), tile, q, false, score);
-    else
-        return false;
-    return true;
+__device__ __forceinline__ void score_records(const struct records &rec, const uint8_t *tile,
+                                              const struct query<D> *q,
+                                              const struct four_queries<D> *queries, float *score) {
+    bool done = false;
+
+    if (rec.tokens == 16)
+        done = score_tile<D, R, NG, 16>(tile, q, score);
+    else if (R < 16 && D <= 128 && rec.tokens == 8)
+        done = score_tile < D, R < 16 ? R : 2, NG, 8 > (tile, q, score);
+    else if (R == 2 && D <= 128 && rec.tokens == 64)
+        done = score_tile<D, 2, NG, 64>(tile, q, score);
+    else if (R == 2 && D <= 128 && rec.tokens == 32)
+        done = score_tile<D, 2, NG, 32>(tile, q, score);
+    for (int j = 0; !done && j < NG; j++)
+        score[j] = score_careful<D, R>(rec, tile, &queries[j]);
 }
 
-/* Start the copies of the tile's records; ids: lane i < 8 has the i-th record's index in its plane.
- * Four pages of a quad lie together and travel together. On sm_90 the copy engine takes them, so
- * that the warp goes on at once; `bar` counts their bytes. */
-__device__ __forceinline__ void fetch_tile(const struct scan_args &a, const struct cursor &c,
-                                           const struct records &rec, uint32_t ids, uint8_t *to,
-                                           uint64_t *bar) {
-    const uint32_t lane = threadIdx.x % 32;
-    const uint64_t plane = (uint64_t)c.r->layer * a.pool.geometry.kv_heads + c.head;
-    const uint8_t *coarse = c.super ? a.pool.super + plane * (a.pool.pages / 4) * rec.coarse_stride
-                                    : a.pool.coarse + plane * a.pool.pages * rec.coarse_stride;
-    const uint8_t *fine = a.pool.fine + plane * a.pool.pages * rec.fine_stride;
+/* ---- barriers in shared memory, by their addresses there ---- */
 
-#if __CUDA_ARCH__ >= 900
-    const bool quads = !c.super && !c.listed && c.r->table_shift == 2;
-    const uint32_t pieces = quads ? 2 : TILE, pages = TILE / pieces, piece = lane & (pieces - 1);
-    const bool second = lane >= pieces;
-    uint64_t id = __shfl_sync(LK_FULL_WARP, ids, piece * pages);
-    uint32_t stride = second ? rec.fine_stride : rec.coarse_stride,
-             address = (uint32_t)__cvta_generic_to_shared(bar);
-
-    if (quads)
-        id &= ~3ull;
-    if (lane == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address),
-                     "r"(TILE * (rec.coarse_stride + rec.fine_stride))
-                     : "memory");
-    if (lane < (rec.fine_stride ? 2 : 1) * pieces)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-                     "[%1], %2, [%3];" ::"r"((uint32_t)__cvta_generic_to_shared(
-                         to + (second ? TILE * rec.coarse_stride : 0) + piece * pages * stride)),
-                     "l"((second ? fine : coarse) + id * stride), "r"(pages * stride), "r"(address)
-                     : "memory");
-#else
-    const uint32_t x = lane * 16;
-    uint8_t *const to_fine = to + TILE * rec.coarse_stride;
-
-    for (int p = 0; p < TILE; p++) {
-        uint64_t id = __shfl_sync(LK_FULL_WARP, ids, p);
-        for (uint32_t y = x; y < rec.coarse_stride; y += 512)
-            copy_async(to + p * rec.coarse_stride + y, coarse + id * rec.coarse_stride + y);
-        for (uint32_t y = x; y < rec.fine_stride; y += 512)
-            copy_async(to_fine + p * rec.fine_stride + y, fine + id * rec.fine_stride + y);
-    }
-#endif
+__device__ __forceinline__ void bar_init(uint32_t bar) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(bar) : "memory");
 }
-
-__device__ __forceinline__ void prepare_barriers(uint64_t *bar, uint32_t count) {
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x % 32 < count)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(
-                         (uint32_t)__cvta_generic_to_shared(bar + threadIdx.x % 32))
-                     : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-    __syncwarp();
+__device__ __forceinline__ void bar_arrive(uint32_t bar) {
+    asm volatile("{.reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [%0];}" ::"r"(bar) : "memory");
 }
+/* Has the phase ended? */
+__device__ __forceinline__ bool bar_test(uint32_t bar, uint32_t parity) {
+    uint32_t done;
 
-/* The tile fetched STAGES fetches ago has arrived. */
-template <int STAGES> __device__ __forceinline__ void wait_tile(uint64_t *bar, uint32_t parity) {
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; "
+                 "selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+    return done;
+}
+__device__ __forceinline__ void bar_wait(uint32_t bar, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
-    uint32_t done, address = (uint32_t)__cvta_generic_to_shared(bar);
+    uint32_t done;
 
     do
         asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
                      "selp.u32 %0, 1, 0, p;}"
                      : "=r"(done)
-                     : "r"(address), "r"(parity)
+                     : "r"(bar), "r"(parity)
                      : "memory");
     while (!done);
 #else
-    copy_wait<STAGES - 1>();
+    while (!bar_test(bar, parity))
+        ;
 #endif
-    __syncwarp();
 }
 
+/* ---- the warp that fetches ---- */
+
+/* A tile, told to the warp that scores it. Block table and list are read several tiles before
+ * records are asked for, since under load a read takes as long as a tile. */
+struct tile_note {
+    uint32_t entry[TILE]; /* of the block table: of quads two, else one a record */
+    uint32_t page[TILE];  /* of a second pass */
+    const struct lk_cuda_row *r;
+    uint32_t set, tile, units, slot;
+    uint16_t head, pass;
+    uint8_t super, listed, shift, last; /* last: of its task */
+};
+
+__device__ __forceinline__ void copy_word(uint32_t *to, const uint32_t *from) {
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
+}
+
+/* Note the cursor's tile; starts reading its entries, or its list. By lane, as all that follows. */
+__device__ __forceinline__ void note_tile(const struct cursor &c, struct tile_note *to) {
+    const uint32_t shift = c.r->table_shift, most = c.units - 1, first = c.tile * TILE;
+
+    to->r = c.r;
+    to->set = c.set;
+    to->tile = c.tile;
+    to->units = c.units;
+    to->slot = c.slot;
+    to->head = (uint16_t)c.head;
+    to->pass = (uint16_t)c.pass;
+    to->super = c.super;
+    to->listed = c.listed;
+    to->shift = (uint8_t)shift;
+    to->last = c.tile + c.step >= c.end;
+    if (!c.listed && !c.super && shift == 2) {
+        copy_word(&to->entry[0], &c.r->table[min(first, most) >> 2]);
+        copy_word(&to->entry[1], &c.r->table[min(first + 4, most) >> 2]);
+        return;
+    }
+    const uint32_t *from = c.listed ? row_rescan(c.r, c.head) : c.r->table;
+    uint32_t *at = c.listed ? to->page : to->entry;
+    const uint32_t times = c.super && shift == 0 ? 4 : 1;
+#pragma unroll
+    for (uint32_t i = 0; i < TILE; i++)
+        copy_word(at + i, from + times * min(first + i, most));
+}
+
+/* The list has come: read the entries of its pages. */
+__device__ __forceinline__ void resolve_tile(struct tile_note *n) {
+#pragma unroll
+    for (uint32_t i = 0; i < TILE; i++)
+        copy_word(&n->entry[i], &n->r->table[n->page[i] >> n->shift]);
+}
+
+/* `bytes` to shared memory, counted by the barrier. The copy engine takes them. */
+__device__ __forceinline__ void start_copy(uint32_t to, const uint8_t *from, uint32_t bytes,
+                                           uint32_t bar) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar), "l"(EVICT_FIRST)
+                 : "memory");
+#else
+    for (uint32_t i = 0; i < bytes; i += 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i), "l"(from + i)
+                     : "memory");
+#endif
+}
+
+/* Start the copies of `count` records from index `id` on, to places `at` .. of the tile. */
+__device__ __forceinline__ void copy_records(const struct records &rec, const uint8_t *coarse,
+                                             const uint8_t *fine, uint64_t id, uint32_t at,
+                                             uint32_t count, uint32_t to, uint32_t bar) {
+    start_copy(to + at * rec.coarse_stride, coarse + id * rec.coarse_stride,
+               count * rec.coarse_stride, bar);
+    if (rec.fine_stride)
+        start_copy(to + TILE * rec.coarse_stride + at * rec.fine_stride,
+                   fine + id * rec.fine_stride, count * rec.fine_stride, bar);
+}
+
+/* Start the copies of the tile's records: those that follow each other in one. */
+__device__ __forceinline__ void fetch_tile(const struct scan_args &a, const struct tile_note *n,
+                                           const struct records &rec, uint32_t to, uint32_t bar) {
+    const uint64_t plane = (uint64_t)n->r->layer * a.pool.geometry.kv_heads + n->head;
+    const uint8_t *coarse = n->super ? a.pool.super + plane * (a.pool.pages / 4) * rec.coarse_stride
+                                     : a.pool.coarse + plane * a.pool.pages * rec.coarse_stride;
+    const uint8_t *fine = a.pool.fine + plane * a.pool.pages * rec.fine_stride;
+    const bool quads = !n->super && !n->listed && n->shift == 2;
+
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar),
+                 "r"(TILE * (rec.coarse_stride + rec.fine_stride))
+                 : "memory");
+#endif
+    if (quads) {
+        const uint32_t x = n->entry[0], y = n->entry[1];
+        copy_records(rec, coarse, fine, 4ull * x, 0, y == x + 1 ? 8 : 4, to, bar);
+        if (y != x + 1)
+            copy_records(rec, coarse, fine, 4ull * y, 4, 4, to, bar);
+    } else {
+        for (uint32_t i = 0, run; i < TILE; i += run) {
+            auto record = [&](uint32_t k) {
+                return n->listed ? (n->entry[k] << n->shift) + (n->page[k] & ((1u << n->shift) - 1))
+                       : n->super ? n->entry[k] >> (2 - n->shift)
+                                  : n->entry[k];
+            };
+            const uint32_t id = record(i);
+            for (run = 1; i + run < TILE && record(i + run) == id + run; run++)
+                ;
+            copy_records(rec, coarse, fine, id, i, run, to, bar);
+        }
+    }
+#if __CUDA_ARCH__ < 900
+    copy_commit();
+    copy_wait<0>();
+    bar_arrive(bar);
+#endif
+}
+
+/* Lane i of fetching warp f fetches for scanning warp f + fetchers x i: of tasks begin .. end - 1
+ * every scanners-th. None is
+ * let run ahead of the slowest by more than two tiles, so that all end together; but where nothing
+ * moves (a warp waits for the others to need other queries) whoever can does. */
+template <int D, int R, int STAGES>
+__device__ __forceinline__ void fetch_tasks(const struct scan_args &a, uint32_t begin, uint32_t end,
+                                            uint32_t fetcher, uint32_t ring, uint32_t bars,
+                                            struct tile_note *notes) {
+    const uint32_t warp = fetcher + threadIdx.x % 32 * a.fetchers;
+    const uint32_t full = bars + warp * 2 * STAGES * 8, empty = full + STAGES * 8;
+    /* Tiles between reading the block table and asking for records; and of a list, which is read
+     * AHEAD tiles before and its pages' entries LISTED. */
+    constexpr int AHEAD = NOTES - STAGES, LISTED = AHEAD / 2;
+    uint32_t stage = 0, parity = 1, idle = 0;
+    int n = warp < a.scanners ? -AHEAD : INT_MAX;
+    struct records rec = records_of(a, false, R);
+    struct cursor c = {};
+
+    ring += warp * STAGES * a.tile_bytes;
+    notes += warp * NOTES;
+    c.task = begin + warp;
+    if (warp < a.scanners)
+        find_task(a, end, &c);
+    for (;;) {
+        const int slowest = __reduce_min_sync(LK_FULL_WARP, n);
+        if (slowest == INT_MAX)
+            return;
+        /* The phase before the first counts as ended: a stage is empty at first. */
+        const bool ready = n != INT_MAX && (n < 0 || bar_test(empty + stage * 8, parity)),
+                   go = ready && (n <= slowest + 2 || idle > IDLE_MOST);
+        idle = __any_sync(LK_FULL_WARP, go) ? 0 : idle + 1;
+        if (!go)
+            continue;
+        struct tile_note *note = &notes[(n + AHEAD) % NOTES];
+        if (c.task < end) {
+            note_tile(c, note);
+            c.tile += c.step;
+            if (c.tile >= c.end) {
+                c.task += a.scanners;
+                find_task(a, end, &c);
+            }
+        } else {
+            note->set = UINT32_MAX;
+        }
+        note = &notes[(n + LISTED) % NOTES];
+        if (a.stage == LK_CUDA_RESCAN && n + LISTED >= 0 && note->set != UINT32_MAX)
+            resolve_tile(note);
+        copy_commit();
+        if (n >= 0) {
+            note = &notes[n % NOTES];
+            if (note->set == UINT32_MAX) {
+                bar_arrive(full + stage * 8);
+                n = INT_MAX - 1;
+            } else {
+                if (R == LK_COARSE_RANK)
+                    rec = records_of(a, note->super, R);
+                fetch_tile(a, note, rec, ring + stage * a.tile_bytes, full + stage * 8);
+            }
+            if (++stage == STAGES) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+        if (a.stage == LK_CUDA_RESCAN)
+            copy_wait<AHEAD - LISTED - 1>();
+        else
+            copy_wait<AHEAD - 1>();
+        n++;
+    }
+}
+
+/* ---- the warps that score ---- */
+
+/* The scanning warps of a block meet; the others do not. */
+__device__ __forceinline__ void meet(uint32_t warps) {
+    asm volatile("bar.sync 1, %0;" ::"r"(32 * warps) : "memory");
+}
+
+/* Bring what a block reads first closer; nothing is read, so that it may be written still. */
+__device__ __forceinline__ void prefetch_batch(const struct lk_cuda_batch *b, int stage) {
+    if (threadIdx.x < 4)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(
+            threadIdx.x == 0   ? (const uint8_t *)b
+            : threadIdx.x == 1 ? (const uint8_t *)b->first[stage]
+                               : (const uint8_t *)&b->row[0] + (threadIdx.x - 2) * 128));
+}
+
+/* Rotated queries of the sets base .. last of this block's tasks, as many as there is room for. */
+template <int D, int NG, int SETS>
+__device__ __forceinline__ void prepare_queries(const struct scan_args &a, uint32_t base,
+                                                uint32_t last, struct four_queries<D> *ret) {
+    const uint32_t sets = row_sets(&a.pool.geometry);
+
+    for (uint32_t i = warp_index(); i < SETS * NG * 4; i += a.scanners) {
+        const uint32_t set = base + i / (4 * NG), g = i % (4 * NG);
+        if (set <= last && a.batch->row[set / sets].scan)
+            prepare_query<D>(a, set, g, &ret[i / 4]);
+    }
+    meet(a.scanners);
+}
+
+/* Score the block's tasks begin .. end - 1, as they come through the ring. */
 template <int D, int R, int NG, int STAGES>
-__global__ void __launch_bounds__(512, 1)
-    scan_kernel(const __grid_constant__ struct scan_args a, uint32_t tile_bytes) {
-    extern __shared__ __align__(128) uint8_t shared[];
-    const uint32_t lane = threadIdx.x % 32, in_block = warp_index();
-    const uint32_t warps = gridDim.x * (blockDim.x / 32);
-    const uint32_t warp =
-        in_block * gridDim.x + blockIdx.x; /* neighbours on different processors */
-    uint64_t *bar = (uint64_t *)shared + in_block * STAGES;
-    uint8_t *ring = shared + BARRIER_BYTES + in_block * STAGES * tile_bytes;
-    int8_t *bytes = (int8_t *)(shared + BARRIER_BYTES + blockDim.x / 32 * STAGES * tile_bytes +
-                               in_block * 8 * D);
-    struct cursor in = {}, out = {};
+__device__ __forceinline__ void
+score_tasks(const struct scan_args &a, uint32_t begin, uint32_t end, const uint8_t *ring,
+            uint32_t full, const struct tile_note *notes, struct four_queries<D> *queries) {
+    constexpr int SETS = WINDOW / NG;
+    const uint32_t sets = row_sets(&a.pool.geometry), lane = threadIdx.x % 32;
+    const uint32_t edge = set_of(a.batch, a.stage, sets, lane ? end - 1 : begin);
+    const uint32_t final = __shfl_sync(LK_FULL_WARP, edge, 1);
     struct records rec = records_of(a, false, R);
     struct query<D> q[NG];
-    uint32_t stage = 0, parity = 0, ids = 0, total;
+    struct place place = {};
     float2 part[NG];
+    uint32_t next = begin, base = 0, held = 0, set = UINT32_MAX, n = 0, stage = 0, parity = 0;
 
-    let_next_start();
-    prepare_barriers(bar, STAGES);
-    total = a.batch->tasks[a.stage];
-    in.task = warp;
-    if (a.stage == LK_CUDA_RESCAN)
-        wait_for_previous();
-    find_task(a, warps, &in);
-    out = in;
-    if (in.task < total)
-        ids = tile_record(in, lane & 7);
-    wait_for_previous();
-    auto advance = [&](struct cursor &c) {
-        if (++c.tile * TILE < c.count)
-            return;
-        c.task += warps;
-        find_task(a, warps, &c);
-    };
-    auto fetch = [&](uint32_t s) {
-        if (in.task < total) {
-            if (R == LK_COARSE_RANK)
-                rec = records_of(a, in.super, R);
-            fetch_tile(a, in, rec, ids, ring + s * tile_bytes, bar + s);
-            advance(in);
-            if (in.task < total)
-                ids = tile_record(in, lane & 7);
+    for (uint32_t to = 0;;) {
+        while (to - base >= held) {
+            if (next >= end)
+                return;
+            if (held)
+                meet(a.scanners);
+            if (held)
+                base = set_of(a.batch, a.stage, sets, next);
+            else
+                to = base = __shfl_sync(LK_FULL_WARP, edge, 0);
+            next = base + SETS > final ? end : first_of_set(a.batch, a.stage, sets, base + SETS);
+            held = SETS;
+            prepare_queries<D, NG, SETS>(a, base, final, queries);
         }
-        copy_commit();
-    };
-#pragma unroll
-    for (int s = 0; s < STAGES; s++)
-        fetch(s);
-    while (out.task < total) {
-        float score[NG];
-        uint32_t unit = tile_unit(out, lane >> 2);
-        bool live = out.tile * TILE + (lane >> 2) < out.count;
-        if (out.tile == 0) {
+        bar_wait(full + stage * 8, parity);
+        __syncwarp();
+        const struct tile_note *note = &notes[n % NOTES];
+        to = note->set;
+        if (to - base >= held)
+            continue;
+        if (to != set) {
+            set = to;
+            place = place_of(a, note->r, note->head);
 #pragma unroll
             for (int j = 0; j < NG; j++) {
-                load_query<D>(a, out, out.pass * 8 + 4 * j, bytes, &q[j]);
+                load_query<D>(&queries[(set - base) * NG + j], &q[j]);
                 part[j] = make_float2(-INFINITY, 0.f);
             }
         }
-        wait_tile<STAGES>(bar + stage, parity);
+        const uint32_t at = note->tile * TILE + (lane >> 2), slot = note->slot;
+        const bool live = at < note->units, last = note->last;
+        const uint32_t unit = note->listed ? note->page[lane >> 2] : at,
+                       query = note->pass * 8 + (lane & 3);
+        float score[NG];
+
         if (R == LK_COARSE_RANK)
-            rec = records_of(a, out.super, R);
-        float peak = INFINITY;
-        const uint8_t *at = ring + stage * tile_bytes;
-        if (!score_fixed<D, R, NG>(rec.tokens, at, q, score, &peak) ||
-            __any_sync(LK_FULL_WARP, peak > PEAK_MOST))
-            score_tile<D, R, NG, 0>(rec, at, q, true, score);
+            rec = records_of(a, place.super, R);
+        score_records<D, R, NG>(rec, ring + stage * a.tile_bytes, q, &queries[(set - base) * NG],
+                                score);
         __syncwarp();
-        fetch(stage);
+        if (lane == 0)
+            bar_arrive(full + (STAGES + stage) * 8);
+        n++;
         if (++stage == STAGES) {
             stage = 0;
             parity ^= 1;
         }
 #pragma unroll
         for (int j = 0; j < NG; j++) {
-            uint32_t query = out.pass * 8 + 4 * j + (lane & 3);
-            if (live) {
-                if (query < a.pool.geometry.group)
-                    store_score(a, out, unit, query, score[j]);
+            store_scores(a, place, unit, live, query + 4 * j, score[j]);
+            if (live)
                 part[j] = merge_parts(part[j], make_float2(score[j], 1.f));
+            if (last) {
+                store_part(a, place, slot, query + 4 * j, part[j]);
+                part[j] = make_float2(-INFINITY, 0.f);
             }
-            if ((out.tile + 1) * TILE >= out.count)
-                store_part(a, out, query, part[j]);
         }
-        advance(out);
     }
-    copy_wait<0>();
-    if (a.heads)
-        run_heads(a, warp, warps, (uint16_t *)bytes);
-    if (a.stage == LK_CUDA_RESCAN)
-        run_rest(a, warp, warps);
+}
+
+/* Warps: those that score, those that fetch, then the others. */
+template <int D, int R, int NG, int STAGES>
+__global__ void __launch_bounds__(32 * BLOCK_WARPS(R), 1)
+    scan_kernel(const __grid_constant__ struct scan_args a) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    const uint32_t warp = warp_index(), workers = a.scanners + a.fetchers,
+                   others = blockDim.x / 32 - workers;
+    struct tile_note *const notes = (struct tile_note *)(shared + BARRIER_BYTES);
+    struct four_queries<D> *const queries = (struct four_queries<D> *)(notes + a.scanners * NOTES);
+    uint8_t *const rings = (uint8_t *)(queries + WINDOW);
+    const uint32_t bars = (uint32_t)__cvta_generic_to_shared(shared);
+
+    let_next_start();
+    prefetch_batch(a.batch, a.stage);
+    if (warp == a.scanners) {
+        for (uint32_t i = threadIdx.x % 32; i < a.scanners * 2 * STAGES; i += 32)
+            bar_init(bars + i * 8);
+#if __CUDA_ARCH__ >= 900
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+    }
+    __syncthreads();
+    wait_for_previous();
+    if (warp >= workers) { /* consecutive tasks on different processors */
+        const uint32_t i = warp - workers;
+        if (a.heads)
+            run_heads(a, blockIdx.x + i * gridDim.x, others * gridDim.x);
+        if (a.stage == LK_CUDA_RESCAN)
+            run_rest(a, blockIdx.x + i * gridDim.x, others * gridDim.x);
+        return;
+    }
+    const uint64_t total = a.batch->tasks[a.stage];
+    const uint32_t begin = (uint32_t)(blockIdx.x * total / gridDim.x),
+                   end = (uint32_t)((blockIdx.x + 1) * total / gridDim.x);
+    if (begin == end)
+        return;
+    if (warp >= a.scanners)
+        fetch_tasks<D, R, STAGES>(a, begin, end, warp - a.scanners,
+                                  (uint32_t)__cvta_generic_to_shared(rings), bars, notes);
+    else
+        score_tasks<D, R, NG, STAGES>(a, begin, end, rings + warp * STAGES * a.tile_bytes,
+                                      bars + warp * 2 * STAGES * 8, notes + warp * NOTES, queries);
 }
 
 /* Any head dimension: a warp a page, from the record's bytes; queries rotated in shared memory. */
@@ -780,11 +864,13 @@ __global__ void __launch_bounds__(256)
 
     let_next_start();
     wait_for_previous();
-    for (c.task = warp, find_task(a, warps, &c); c.task < a.batch->tasks[a.stage];
-         c.task += warps, find_task(a, warps, &c)) {
+    const uint32_t last = a.batch->tasks[a.stage];
+    for (c.task = warp, find_task(a, last, &c); c.task < last;
+         c.task += warps, find_task(a, last, &c)) {
         const struct records rec = records_of(a, c.super, rank);
         const uint64_t plane = (uint64_t)c.r->layer * g->kv_heads + c.head;
         const uint32_t queries = min(8u, g->group - c.pass * 8);
+        const struct place place = place_of(a, c.r, c.head);
         float2 part = make_float2(-INFINITY, 0.f); /* of query lane % 8, tokens of its lanes */
 
         __syncwarp();
@@ -804,9 +890,16 @@ __global__ void __launch_bounds__(256)
             }
             __syncwarp();
         }
-        for (uint32_t i = 0; i < c.count; i++) {
-            c.tile = i / TILE;
-            uint32_t unit = tile_unit(c, i % TILE), id = tile_record(c, i % TILE);
+        for (uint32_t n = 0;; n++) {
+            const uint32_t i = n % TILE;
+            c.tile += n && i == 0 ? c.step : 0;
+            if (c.tile >= c.end || c.tile * TILE + i >= c.units)
+                break;
+            const uint32_t at = c.tile * TILE + i;
+            const uint32_t unit = c.listed ? __ldcg(&row_rescan(c.r, c.head)[at]) : at;
+            const uint32_t id = !c.super                ? physical_page(c.r, unit)
+                                : c.r->table_shift == 2 ? c.r->table[unit]
+                                                        : c.r->table[4 * unit] / LK_QUAD_PAGES;
             const uint8_t *coarse =
                 c.super ? a.pool.super + (plane * (a.pool.pages / 4) + id) * rec.coarse_stride
                         : a.pool.coarse + (plane * a.pool.pages + id) * rec.coarse_stride;
@@ -853,38 +946,44 @@ __global__ void __launch_bounds__(256)
                 own = merge_parts(own, make_float2(__shfl_xor_sync(LK_FULL_WARP, own.x, o),
                                                    __shfl_xor_sync(LK_FULL_WARP, own.y, o)));
             float score = own.x + log2_fast(own.y);
-            if (lane < queries)
-                store_score(a, c, unit, c.pass * 8 + lane, score);
+            for (uint32_t x = 0; lane < queries && x < (c.super ? 4 : 1); x++)
+                place.scores[(uint64_t)(c.super ? 4 * unit + x : unit) * stride + c.pass * 8 +
+                             lane] = score_bits(place, c.pass * 8 + lane, score);
             part = merge_parts(part, make_float2(score, 1.f));
             __syncwarp();
         }
         if (lane < 8 && c.pass * 8 + lane < stride)
             row_parts(c.r, c.head, stride)[c.slot * stride + c.pass * 8 + lane] = part;
     }
-    if (a.heads)
-        run_heads(a, warp, warps, (uint16_t *)q);
+    if (a.heads) /* from the far end: the last warps have the fewest chunks */
+        run_heads(a, warps - 1 - warp, warps);
     if (a.stage == LK_CUDA_RESCAN)
-        run_rest(a, warp, warps);
+        run_rest(a, warps - 1 - warp, warps);
 }
 
 /* ---- launchers ---- */
 
 template <int D, int R, int NG>
-static int launch_fast(const struct scan_args &a, uint32_t processors, void *stream) {
-    constexpr int STAGES = R == 2 ? 2 * LK_SCAN_STAGES : LK_SCAN_STAGES;
+static int launch_fast(struct scan_args a, uint32_t processors, void *stream) {
+    constexpr int STAGES = STAGES_OF(R);
     const struct lk_geometry *g = &a.pool.geometry;
     struct lk_record coarse = lk_record_coarse(g), fine = lk_record_fine(g),
                      super = lk_record_super(g);
-    uint32_t tile = 8 * (R == 2 ? (super.stride > coarse.stride ? super.stride : coarse.stride)
-                                : coarse.stride + fine.stride);
-    uint32_t per_warp = STAGES * tile + 8 * D, warps = (SHARED_MOST - BARRIER_BYTES) / per_warp;
+    const bool rest = a.stage == LK_CUDA_RESCAN;
+    const uint32_t others = rest ? REST_WARPS : 1;
+    const uint32_t fixed = BARRIER_BYTES + WINDOW * sizeof(struct four_queries<D>);
 
-    if (warps > LK_SCAN_WARPS)
-        warps = LK_SCAN_WARPS;
+    a.fetchers = rest ? 4 : 2; /* pages of a list are copied one by one */
+    a.tile_bytes = 8 * (R == 2 ? (super.stride > coarse.stride ? super.stride : coarse.stride)
+                               : coarse.stride + fine.stride);
+    const uint32_t each = STAGES * a.tile_bytes + NOTES * sizeof(struct tile_note);
+    a.scanners = (SHARED_MOST - fixed) / each;
+    if (a.scanners > BLOCK_WARPS(R) - a.fetchers - others)
+        a.scanners = BLOCK_WARPS(R) - a.fetchers - others;
     cudaFuncSetAttribute(scan_kernel<D, R, NG, STAGES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          SHARED_MOST);
-    return launch(scan_kernel<D, R, NG, STAGES>, dim3(processors), 32 * warps,
-                  BARRIER_BYTES + warps * per_warp, stream, a, tile);
+    return launch(scan_kernel<D, R, NG, STAGES>, dim3(processors),
+                  32 * (a.scanners + a.fetchers + others), fixed + a.scanners * each, stream, a);
 }
 
 template <int D, int R>
@@ -909,7 +1008,7 @@ static int launch_rank(const struct scan_args &a, uint32_t rank, uint32_t proces
 }
 
 static int launch_scan(const struct lk_cuda_step *step, int stage, bool heads, void *stream) {
-    struct scan_args a = {step->pool, step->batch, stage, heads};
+    struct scan_args a = {step->pool, step->batch, stage, heads, 0, 0, 0};
     uint32_t rank = stage == LK_CUDA_COARSE ? LK_COARSE_RANK : step->pool.geometry.rank;
     uint32_t d = step->pool.geometry.head_dim, bytes = (8 * d + 8 * (rank + 1)) * 4;
 
@@ -921,6 +1020,7 @@ static int launch_scan(const struct lk_cuda_step *step, int stage, bool heads, v
     case 256:
         return launch_rank<256>(a, rank, step->processors, stream);
     default:
+        a.scanners = 2 * step->processors * 8;
         cudaFuncSetAttribute(scan_plain, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST);
         return launch(scan_plain, dim3(2 * step->processors), 256, 8 * bytes, stream, a, rank,
                       bytes);
