@@ -165,8 +165,8 @@ __device__ __forceinline__ void prepare_query(const struct scan_args &a, uint32_
     int hi_sum = 0, lo_sum = 0;
 
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        x[i] = at < group ? element(q[32 * i + lane], bf16) : 0.f;
+    for (int i = 0; i < N; i++) /* normalised first: sums of huge queries stay in a float's range */
+        x[i] = at < group ? element(q[32 * i + lane], bf16) * rsqrtf((float)D) : 0.f;
 #pragma unroll
     for (int o = 1; o < 32; o <<= 1)
 #pragma unroll
@@ -187,7 +187,7 @@ __device__ __forceinline__ void prepare_query(const struct scan_args &a, uint32_
     for (int i = 0; i < N; i++)
         peak = fmaxf(peak, fabsf(x[i]));
     peak = __uint_as_float(__reduce_max_sync(LK_FULL_WARP, __float_as_uint(peak)));
-    unit = peak > 1e-30f ? 32512.f / peak : 0.f;
+    unit = peak > 1e-33f ? 32512.f / peak : 0.f;
 #pragma unroll
     for (int i = 0; i < N; i++) {
         int v = max(-32512, min(32512, __float2int_rn(x[i] * unit))), hi = (v + 128) >> 8;
@@ -201,8 +201,7 @@ __device__ __forceinline__ void prepare_query(const struct scan_args &a, uint32_
     hi_sum = __reduce_add_sync(LK_FULL_WARP, hi_sum);
     lo_sum = __reduce_add_sync(LK_FULL_WARP, lo_sum);
     if (lane == 0) {
-        float scale =
-            peak > 1e-30f ? peak / 32512.f * rsqrtf((float)D) * r->sm_scale * LK_LOG2E : 0.f;
+        float scale = peak > 1e-33f ? peak / 32512.f * r->sm_scale * LK_LOG2E : 0.f;
         ret->start[g % 4] = make_int4(-8 * hi_sum, -8 * lo_sum, __float_as_int(scale), 0);
     }
 }
@@ -878,7 +877,8 @@ __global__ void __launch_bounds__(256)
             q[i] = i < queries * d
                        ? element(((const uint16_t *)
                                       c.r->q)[((uint64_t)c.head * g->group + c.pass * 8) * d + i],
-                                 g->dtype == LK_BF16)
+                                 g->dtype == LK_BF16) *
+                             rsqrtf((float)block)
                        : 0.f;
         __syncwarp();
         for (uint32_t o = 1; o < block; o <<= 1) {
@@ -904,7 +904,7 @@ __global__ void __launch_bounds__(256)
                 c.super ? a.pool.super + (plane * (a.pool.pages / 4) + id) * rec.coarse_stride
                         : a.pool.coarse + (plane * a.pool.pages + id) * rec.coarse_stride;
             const uint8_t *fine = a.pool.fine + (plane * a.pool.pages + id) * rec.fine_stride;
-            const float unit_scale = rsqrtf((float)block) * c.r->sm_scale * LK_LOG2E;
+            const float unit_scale = c.r->sm_scale * LK_LOG2E;
 
             for (uint32_t dir = 0; dir <= rank; dir++) { /* the last: the centroid */
                 float dot[8] = {0, 0, 0, 0, 0, 0, 0, 0}, scale;
