@@ -4,7 +4,8 @@
  *
  * A connection (struct locks) has a ring to the daemon and an arena of shared memory. Queries,
  * keys, values and outputs live in the arena: allocate them with locks_alloc(), pass plain pointers
- * to them. A page of the KV cache belongs to the daemon; a sequence is named by a handle.
+ * to them. A page of the KV cache belongs to the daemon; a sequence is named by a handle. A client
+ * on the daemon's GPU may have them in memory of the GPU: see the end.
  *
  *   struct locks *l;
  *   locks_connect(NULL, &l);
@@ -177,6 +178,42 @@ int locks_invalidate(struct locks *locks, locks_handle lease, const uint32_t *pa
  * to be free()d. Needs no locks_connect(); socket as in locks_options. why (may be NULL) gets the
  * sentence of a failure. */
 int locks_admin(const char *socket, const char *verb, char **ret_json, char *why, size_t why_bytes);
+
+/* ---- clients on the GPU (protocol 1.1) ----
+ *
+ * A client that runs on the daemon's GPU asks once for a device arena: memory of that GPU, which it
+ * imports (cuMemImportFromShareableHandle, fd; then it may close fd), maps as a whole, and tells
+ * where. From then on q, k, v, out and lse of a row may be device pointers into it, multiples of
+ * 64. They lie behind the fences: 64-bit words, zero at first, fence i at byte i * fence_stride.
+ *
+ * A submission with fences starts once the word of one has reached a value, and raises another when
+ * it is over; so kernels of the client hand over to the daemon and back without the host. See
+ * locks_device.cuh for the kernels' side, locks_submit_fenced() for the host's. A wait that takes
+ * longer than the daemon's limits.fence_ms is ended there: the completion is -ETIMEDOUT.
+ *
+ * Without CUDA's MPS the GPU runs client and daemon by turns and each hand-over waits for one. */
+struct locks_device_arena {
+    uint64_t bytes; /* of the allocation: no less than asked for */
+    int fd;         /* shareable handle; the caller closes it */
+    uint32_t gpu;   /* as the daemon counts: choose the device by uuid */
+    uint8_t uuid[16];
+    uint32_t fences, fence_stride; /* payload begins at fences * fence_stride */
+};
+/* -ENOTSUP: the daemon runs on the CPU; -EDQUOT: more than limits.max_device_arena; -ENOMEM: the
+ * GPU has not so much; -EBUSY: the connection has one; -EPROTO: an older daemon. */
+int locks_device_arena(struct locks *locks, uint64_t bytes, struct locks_device_arena *ret);
+/* Where the device arena is mapped here. It must stay so until locks_close(). */
+int locks_device_arena_mapped(struct locks *locks, const void *at);
+
+struct locks_fences { /* number of a fence: its index + 1; 0: none, and value 0 */
+    uint32_t wait_fence, signal_fence;
+    uint64_t wait_value, signal_value;
+};
+/* As locks_submit(). What the connection submits behind a submission that waits, waits too. Done
+ * or refused, a submission raises its signal_fence; only its completion says which. */
+int locks_submit_fenced(struct locks *locks, uint16_t op, const struct locks_step *step,
+                        const struct locks_row *rows, uint32_t count,
+                        const struct locks_fences *fences, uint64_t user_data);
 
 #ifdef __cplusplus
 }

@@ -10,7 +10,7 @@ install -d "$to/bin" "$to/sbin" "$to/lib/pkgconfig" "$to/include/locks" "$to/sha
     "$destdir/etc/locksd/locksd.conf.d"
 install -m 755 "$build/locksd" "$to/sbin/"
 install -m 755 "$build/locks-replay" "$build/locksctl" "$build/locks-bench" "$to/bin/"
-install -m 644 clients/locks.h shm_protocol/locks_abi.h "$to/include/locks/"
+install -m 644 clients/locks.h clients/locks_device.cuh shm_protocol/locks_abi.h "$to/include/locks/"
 install -m 644 "$build/liblocks.a" "$to/lib/"
 install -m 755 "$build/liblocks.so.$abi" "$to/lib/"
 ln -sf "liblocks.so.$abi" "$to/lib/liblocks.so"

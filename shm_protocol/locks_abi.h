@@ -10,8 +10,9 @@
  * closing it, or dying, ends the channel: its sequences and leases are freed once the device has
  * finished with them. After the welcome a client may ask, one question at a time: LK_MSG_POOL_GET
  * -> lk_msg_pool, LK_MSG_POOL_MAP -> lk_msg_pool_mapped with the pool's page memory as a read-only
- * descriptor, LK_MSG_ADMIN (a verb) -> lk_msg_admin_reply with a read-only
- * memfd that holds JSON text. An administrator's connection may send LK_MSG_ADMIN without a hello.
+ * descriptor, LK_MSG_DEVICE_ARENA -> lk_msg_device_arena_made (below), LK_MSG_ADMIN (a verb) ->
+ * lk_msg_admin_reply with a read-only memfd that holds JSON text. An administrator's connection may
+ * send LK_MSG_ADMIN without a hello.
  *
  * VERSIONS. Majors must be equal. Each side states the lowest minor it can speak; the smaller of
  * the two minors is spoken if it is no lower than either minimum. Reserved fields are zero, and are
@@ -41,6 +42,19 @@
  * the same pages run in order; others may overlap. Completions may come in another order than
  * submissions.
  *
+ * THE DEVICE ARENA (minor 1). A client on the daemon's GPU may ask, once, for memory of that GPU
+ * beside its arena: the answer carries one descriptor, a shareable handle of CUDA's virtual memory
+ * management, that the client imports and maps. q, k, v, out and lse of a row may lie there: their
+ * offset is then LK_DEVICE_BASE + the offset in the device arena. All else stays in the arena.
+ *
+ * FENCES (minor 1). The device arena begins with LK_DEVICE_FENCES 64-bit words, zero at first,
+ * LK_DEVICE_FENCE_STRIDE bytes apart; payload follows them. A submission may name one to wait for
+ * and one to signal. It starts once the first has reached wait_value, and what comes behind it in
+ * its channel waits with it; other channels do not. A wait that takes too long is ended by the
+ * daemon: the submission is refused. When it is over, done or refused, the second is raised to
+ * signal_value (never lowered), in the order of the channel's submissions: outputs are in memory
+ * then, results and timing come with the completion, which alone says whether it was done.
+ *
  * NAMES OF PAGES. Sequences: the daemon allocates. Every row states its `position`, which must
  * equal the layer's length in that sequence. Tables: the client opens a lease of pages, ids
  * 0..pages-1, and does its own allocation inside it; slot = page * page_tokens + offset.
@@ -56,7 +70,7 @@
 
 #define LK_ABI_MAGIC     UINT32_C(0x534b434c) /* "LCKS" */
 #define LK_ABI_MAJOR     1
-#define LK_ABI_MINOR     0
+#define LK_ABI_MINOR     1
 #define LK_ABI_MIN_MINOR 0
 
 #define LK_SOCKET_PATH "/run/locksd/locksd.sock"
@@ -74,6 +88,9 @@
 #define LK_FENCES               8          /* words of a channel; 0: completions so far, others 0 */
 #define LK_LINE                 64         /* cache line; writer-owned fields never share one */
 #define LK_NONE                 UINT64_MAX /* an arena offset that names nothing */
+#define LK_DEVICE_BASE          (UINT64_C(1) << 41) /* offsets from here on: the device arena */
+#define LK_DEVICE_FENCES        64                  /* words at its beginning */
+#define LK_DEVICE_FENCE_STRIDE  128                 /* bytes: each in a line of the GPU's own */
 
 enum lk_dtype { LK_DTYPE_BF16 = 1, LK_DTYPE_FP16 = 2, LK_DTYPE_FP32 = 3 };
 enum lk_scan {
@@ -96,6 +113,8 @@ enum lk_message_type {
     LK_MSG_POOL_MAPPED,
     LK_MSG_ADMIN,
     LK_MSG_ADMIN_REPLY,
+    LK_MSG_DEVICE_ARENA,
+    LK_MSG_DEVICE_ARENA_MADE,
 };
 
 struct lk_message {
@@ -184,6 +203,20 @@ struct lk_msg_admin_reply { /* with one descriptor, read-only, if error is 0 */
     char reason[LK_REASON_BYTES];
 };
 
+struct lk_msg_device_arena {
+    struct lk_message head;
+    uint64_t bytes; /* wanted, fences included */
+};
+
+struct lk_msg_device_arena_made { /* with one descriptor, a shareable handle */
+    struct lk_message head;
+    uint64_t bytes; /* of the allocation: no less than was wanted; all of it is to be mapped */
+    uint32_t gpu;   /* its number as the daemon counts; the client's may differ */
+    uint32_t fences, fence_stride; /* LK_DEVICE_FENCES, LK_DEVICE_FENCE_STRIDE */
+    uint32_t reserved;
+    uint8_t uuid[16]; /* of the GPU */
+};
+
 /* ---- submission ---- */
 
 enum lk_op {
@@ -211,7 +244,10 @@ struct lk_sqe {
     uint16_t reserved;
     uint32_t desc_bytes; /* of the descriptor; 0 for BARRIER */
     uint64_t desc;       /* offset in the descriptor area, a multiple of 8 */
-    uint64_t reserved2[5];
+    /* Words of the device arena: index + 1, or 0 and value 0: none. */
+    uint32_t wait_fence, signal_fence;
+    uint64_t wait_value, signal_value;
+    uint64_t reserved2[2];
 };
 
 /* Head of the descriptor of APPEND, DECODE, ATTEND, WRITE, ATTEND_TABLE; lk_row_desc[rows] follow.
@@ -236,8 +272,8 @@ struct lk_step_desc {
 #define LK_SINK_PAGES_DEFAULT   1
 #define LK_RECENT_PAGES_DEFAULT 1
 
-/* One row: tokens of one sequence (or table) at one layer. Arena offsets are multiples of LK_LINE.
- */
+/* One row: tokens of one sequence (or table) at one layer. Arena offsets are multiples of LK_LINE;
+ * q, k, v, out and lse may name the device arena. */
 struct lk_row_desc {
     uint64_t handle;   /* sequence; WRITE, ATTEND_TABLE: lease */
     uint64_t position; /* tokens of the layer before this row: equals its length. Tables: 0 */
@@ -384,10 +420,19 @@ LK_SIZE(lk_msg_pool_map, 16);
 LK_SIZE(lk_msg_pool_mapped, 40);
 LK_SIZE(lk_msg_admin, 40);
 LK_SIZE(lk_msg_admin_reply, 264);
+LK_SIZE(lk_msg_device_arena, 16);
+LK_SIZE(lk_msg_device_arena_made, 48);
+LK_AT(lk_msg_device_arena_made, gpu, 16);
+LK_AT(lk_msg_device_arena_made, fences, 20);
+LK_AT(lk_msg_device_arena_made, uuid, 32);
 LK_SIZE(lk_sqe, 64);
 LK_AT(lk_sqe, op, 8);
 LK_AT(lk_sqe, desc_bytes, 12);
 LK_AT(lk_sqe, desc, 16);
+LK_AT(lk_sqe, wait_fence, 24);
+LK_AT(lk_sqe, signal_fence, 28);
+LK_AT(lk_sqe, wait_value, 32);
+LK_AT(lk_sqe, signal_value, 40);
 LK_SIZE(lk_step_desc, 64);
 LK_AT(lk_step_desc, scan, 24);
 LK_AT(lk_step_desc, results, 40);
@@ -418,5 +463,7 @@ LK_AT(lk_completion_head, fence, 320);
 LK_STATIC_ASSERT(sizeof(struct lk_step_desc) + LK_ROWS_MAX * sizeof(struct lk_row_desc) <=
                  LK_DESCRIPTOR_BYTES_MAX);
 LK_STATIC_ASSERT(LK_SQ_ENTRIES_DEFAULT <= LK_SQ_ENTRIES_MAX);
+LK_STATIC_ASSERT(LK_DEVICE_BASE > LK_ARENA_BYTES_MAX);
+LK_STATIC_ASSERT(LK_DEVICE_FENCES *LK_DEVICE_FENCE_STRIDE % LK_LINE == 0);
 
 #endif

@@ -25,6 +25,11 @@ struct reason {
     [LK_REASON_##code##_ALIGN] = {                                                                 \
         name "_align", EINVAL, what " at arena offset {value} are not aligned to {limit} bytes"}
 
+#define DEVICE_AREA(code, name, what)                                                              \
+    [LK_REASON_##code##_DEVICE] = {name "_device", EINVAL,                                         \
+                                   what " at device arena offset {value} reach beyond the device " \
+                                        "arena of {limit} bytes"}
+
 static const struct reason reasons[LK_REASONS] = {
     [LK_REASON_NONE] = {"none", 0, "nothing is wrong"},
     [LK_REASON_OP] = {"op", EINVAL, "operation {value} is unknown, operations are 1 to {limit}"},
@@ -145,6 +150,19 @@ static const struct reason reasons[LK_REASONS] = {
     [LK_REASON_LENGTH_DEVICE] = {"length_device", EINVAL,
                                  "a row of {value} tokens is longer than this device scores, "
                                  "{limit}"},
+    DEVICE_AREA(Q, "q", "queries"),
+    DEVICE_AREA(K, "k", "keys"),
+    DEVICE_AREA(V, "v", "values"),
+    DEVICE_AREA(OUT, "out", "outputs"),
+    DEVICE_AREA(LSE, "lse", "log-sum-exps"),
+    [LK_REASON_DEVICE_PAYLOAD] = {"device_payload", EINVAL,
+                                  "payload at device arena offset {value} lies among the fences, "
+                                  "which end at {limit}"},
+    [LK_REASON_FENCE_NONE] = {"fence_none", EINVAL,
+                              "fence number {value} does not exist, the connection has {limit} (a "
+                              "device arena brings them)"},
+    [LK_REASON_FENCE] = {"fence", ETIMEDOUT,
+                         "the fence held {value} when its time was over, {limit} was waited for"},
 };
 
 static const struct reason *lookup(uint16_t reason) {

@@ -81,6 +81,8 @@ enum lk_reason lk_sqe_invalid(const struct lk_sqe *sqe, uint64_t descriptor_area
     if (sqe->op == 0 || sqe->op >= LK_OP_COUNT)
         return whole(ret, LK_REASON_OP, sqe->op, LK_OP_COUNT - 1);
     uint64_t reserved = sqe->reserved;
+    reserved |= sqe->wait_fence ? 0 : sqe->wait_value;
+    reserved |= sqe->signal_fence ? 0 : sqe->signal_value;
     for (size_t i = 0; i < sizeof(sqe->reserved2) / sizeof(sqe->reserved2[0]); i++)
         reserved |= sqe->reserved2[i];
     if (reserved)
@@ -96,13 +98,37 @@ enum lk_reason lk_sqe_invalid(const struct lk_sqe *sqe, uint64_t descriptor_area
     return LK_REASON_NONE;
 }
 
+enum lk_reason lk_fences_invalid(const struct lk_sqe *sqe, const struct lk_bounds *bounds,
+                                 struct lk_refusal *ret) {
+    uint32_t fences = bounds->device_bytes ? LK_DEVICE_FENCES : 0;
+    if (sqe->wait_fence > fences)
+        return whole(ret, LK_REASON_FENCE_NONE, sqe->wait_fence, fences);
+    if (sqe->signal_fence > fences)
+        return whole(ret, LK_REASON_FENCE_NONE, sqe->signal_fence, fences);
+    return LK_REASON_NONE;
+}
+
 /* ---- arena ---- */
 
 /* An area that a row or step names. Reasons come in pairs: RANGE, then ALIGN. */
 struct area {
     enum lk_reason range;
     uint64_t offset, bytes;
+    enum lk_reason device; /* beyond the device arena; NONE: it may not lie there */
 };
+
+static enum lk_reason device_area_invalid(struct area area, uint64_t device_bytes, uint32_t row,
+                                          struct lk_refusal *ret) {
+    const uint64_t fences = LK_DEVICE_FENCES * LK_DEVICE_FENCE_STRIDE;
+    uint64_t offset = area.offset - LK_DEVICE_BASE;
+    if (offset > device_bytes || area.bytes > device_bytes - offset)
+        return found(ret, area.device, row, offset, device_bytes);
+    if (offset < fences)
+        return found(ret, LK_REASON_DEVICE_PAYLOAD, row, offset, fences);
+    if (offset % LK_LINE != 0)
+        return found(ret, area.range + 1, row, area.offset, LK_LINE);
+    return LK_REASON_NONE;
+}
 
 static enum lk_reason area_invalid(struct area area, uint64_t arena_bytes, uint32_t row,
                                    struct lk_refusal *ret) {
@@ -169,12 +195,13 @@ static enum lk_reason step_head_invalid(uint16_t op, const struct lk_step_desc *
     if (!reason && s->results != LK_NONE)
         reason = area_invalid(
             (struct area){LK_REASON_RESULTS_RANGE, s->results,
-                          (uint64_t)s->rows * pool->kv_heads * sizeof(struct lk_head_result)},
+                          (uint64_t)s->rows * pool->kv_heads * sizeof(struct lk_head_result),
+                          LK_REASON_NONE},
             bounds->arena_bytes, LK_ROW_WHOLE, ret);
     if (!reason && s->timing != LK_NONE)
-        reason = area_invalid(
-            (struct area){LK_REASON_TIMING_RANGE, s->timing, sizeof(struct lk_step_result)},
-            bounds->arena_bytes, LK_ROW_WHOLE, ret);
+        reason = area_invalid((struct area){LK_REASON_TIMING_RANGE, s->timing,
+                                            sizeof(struct lk_step_result), LK_REASON_NONE},
+                              bounds->arena_bytes, LK_ROW_WHOLE, ret);
     return reason;
 }
 
@@ -204,34 +231,41 @@ static enum lk_reason row_head_invalid(uint16_t op, const struct lk_row_desc *r,
 }
 
 static enum lk_reason row_areas_invalid(uint16_t op, const struct lk_row_desc *r, uint32_t row,
-                                        const struct lk_pool_shape *pool, uint64_t arena_bytes,
-                                        struct lk_refusal *ret) {
+                                        const struct lk_pool_shape *pool,
+                                        const struct lk_bounds *bounds, struct lk_refusal *ret) {
     uint64_t kv = (uint64_t)r->tokens * pool->kv_heads * pool->head_dim * pool->element_bytes;
     uint64_t heads = (uint64_t)r->tokens * pool->kv_heads * pool->group;
     struct area areas[8];
     size_t count = 0;
     unsigned uses = step_uses(op);
     if (uses & USES_KV) {
-        areas[count++] = (struct area){LK_REASON_K_RANGE, r->k, kv};
-        areas[count++] = (struct area){LK_REASON_V_RANGE, r->v, kv};
+        areas[count++] = (struct area){LK_REASON_K_RANGE, r->k, kv, LK_REASON_K_DEVICE};
+        areas[count++] = (struct area){LK_REASON_V_RANGE, r->v, kv, LK_REASON_V_DEVICE};
     }
     if (uses & USES_SLOTS)
-        areas[count++] =
-            (struct area){LK_REASON_SLOTS_RANGE, r->slots, (uint64_t)r->tokens * sizeof(int64_t)};
+        areas[count++] = (struct area){LK_REASON_SLOTS_RANGE, r->slots,
+                                       (uint64_t)r->tokens * sizeof(int64_t), LK_REASON_NONE};
     if (uses & USES_Q) {
-        areas[count++] = (struct area){LK_REASON_Q_RANGE, r->q, kv * pool->group};
         areas[count++] =
-            (struct area){LK_REASON_OUT_RANGE, r->out, heads * pool->head_dim * sizeof(float)};
+            (struct area){LK_REASON_Q_RANGE, r->q, kv * pool->group, LK_REASON_Q_DEVICE};
+        areas[count++] =
+            (struct area){LK_REASON_OUT_RANGE, r->out, heads * pool->head_dim * sizeof(float),
+                          LK_REASON_OUT_DEVICE};
         if (r->lse != LK_NONE)
-            areas[count++] = (struct area){LK_REASON_LSE_RANGE, r->lse, heads * sizeof(float)};
+            areas[count++] = (struct area){LK_REASON_LSE_RANGE, r->lse, heads * sizeof(float),
+                                           LK_REASON_LSE_DEVICE};
         if (r->list != LK_NONE)
             areas[count++] = (struct area){LK_REASON_LIST_RANGE, r->list,
                                            (uint64_t)pool->kv_heads * r->list_pages *
-                                               sizeof(struct lk_page_entry)};
+                                               sizeof(struct lk_page_entry),
+                                           LK_REASON_NONE};
     }
     enum lk_reason reason = LK_REASON_NONE;
     for (size_t i = 0; i < count && !reason; i++)
-        reason = area_invalid(areas[i], arena_bytes, row, ret);
+        if (areas[i].device && areas[i].offset >= LK_DEVICE_BASE)
+            reason = device_area_invalid(areas[i], bounds->device_bytes, row, ret);
+        else
+            reason = area_invalid(areas[i], bounds->arena_bytes, row, ret);
     return reason;
 }
 
@@ -245,7 +279,7 @@ enum lk_reason lk_step_invalid(uint16_t op, const struct lk_step_desc *step, uin
     for (uint32_t i = 0; i < step->rows && !reason; i++) {
         reason = row_head_invalid(op, &rows[i], i, pool, bounds, ret);
         if (!reason)
-            reason = row_areas_invalid(op, &rows[i], i, pool, bounds->arena_bytes, ret);
+            reason = row_areas_invalid(op, &rows[i], i, pool, bounds, ret);
     }
     return reason;
 }
@@ -269,8 +303,9 @@ enum lk_reason lk_object_invalid(uint16_t op, const struct lk_object_desc *objec
     if (object->count > LK_LIST_MAX)
         return whole(ret, LK_REASON_COUNT, object->count, LK_LIST_MAX);
     uint64_t entry = op == LK_OP_COPY_PAGES ? 2 * sizeof(uint32_t) : sizeof(uint32_t);
-    return area_invalid((struct area){LK_REASON_LIST_RANGE, object->list, object->count * entry},
-                        bounds->arena_bytes, LK_ROW_WHOLE, ret);
+    return area_invalid(
+        (struct area){LK_REASON_LIST_RANGE, object->list, object->count * entry, LK_REASON_NONE},
+        bounds->arena_bytes, LK_ROW_WHOLE, ret);
 }
 
 static enum lk_reason table_invalid(const struct lk_table_desc *t, uint32_t row,
@@ -281,8 +316,9 @@ static enum lk_reason table_invalid(const struct lk_table_desc *t, uint32_t row,
         return found(ret, LK_REASON_RESERVED, row, t->reserved, 0);
     if (t->pages != pages)
         return found(ret, LK_REASON_TABLE_LENGTH, row, t->pages, pages);
-    return area_invalid((struct area){LK_REASON_TABLE_RANGE, t->table, t->pages * sizeof(uint32_t)},
-                        arena_bytes, row, ret);
+    return area_invalid(
+        (struct area){LK_REASON_TABLE_RANGE, t->table, t->pages * sizeof(uint32_t), LK_REASON_NONE},
+        arena_bytes, row, ret);
 }
 
 enum lk_reason lk_tables_invalid(const struct lk_tables_desc *tables, uint32_t bytes,

@@ -10,7 +10,8 @@
  * Invariants
  *   - No arithmetic on client values overflows: sizes are computed in 64 bits from factors whose
  *     products are bounded, or by checked multiplication.
- *   - A descriptor found valid names only bytes inside the arena, aligned to LK_LINE.
+ *   - A descriptor found valid names only bytes inside the arena or, where it may, inside the
+ *     device arena behind its fences, aligned to LK_LINE.
  *   - Fields an operation does not use are not looked at; reserved fields are zero.
  *
  * Threads: no state.
@@ -114,6 +115,15 @@ enum lk_reason {
     LK_REASON_DEVICE,        /* value: the device's code */
     LK_REASON_BUDGET_DEVICE, /* value: budget in tokens, limit: the most the device selects */
     LK_REASON_LENGTH_DEVICE, /* value: tokens, limit: the longest row the device scores */
+    /* of the device arena; value: the offset in it, limit: its bytes, 0 where there is none */
+    LK_REASON_Q_DEVICE,
+    LK_REASON_K_DEVICE,
+    LK_REASON_V_DEVICE,
+    LK_REASON_OUT_DEVICE,
+    LK_REASON_LSE_DEVICE,
+    LK_REASON_DEVICE_PAYLOAD, /* value: the offset, limit: where the fences end */
+    LK_REASON_FENCE_NONE,     /* value: number of the fence, limit: how many there are */
+    LK_REASON_FENCE, /* not reached in time. value: what it held, limit: what was waited for */
     LK_REASONS,
 };
 
@@ -142,6 +152,7 @@ struct lk_bounds {
     uint32_t pool_count;
     uint32_t max_row_tokens; /* at most LK_ROW_TOKENS_MAX */
     uint64_t arena_bytes;
+    uint64_t device_bytes; /* of the device arena; 0: there is none */
 };
 
 /* All return the reason (LK_REASON_NONE: fine) and fill *ret if there is one. */
@@ -150,6 +161,9 @@ struct lk_bounds {
  * may have. */
 enum lk_reason lk_sqe_invalid(const struct lk_sqe *sqe, uint64_t descriptor_area,
                               struct lk_refusal *ret);
+/* Fences of an entry found valid. */
+enum lk_reason lk_fences_invalid(const struct lk_sqe *sqe, const struct lk_bounds *bounds,
+                                 struct lk_refusal *ret);
 /* APPEND, DECODE, ATTEND, WRITE, ATTEND_TABLE: the whole descriptor of `bytes` bytes, rows
  * included. */
 enum lk_reason lk_step_invalid(uint16_t op, const struct lk_step_desc *step, uint32_t bytes,

@@ -50,6 +50,7 @@ static int read_welcome(struct locks *l) {
         return r;
     }
     l->pools = welcome.pools;
+    l->minor = welcome.minor;
     return lk_channel_memory_attach(&welcome, fds, &l->memory, l->error, sizeof(l->error));
 }
 

@@ -51,11 +51,13 @@ struct locks {
     struct lk_bounds bounds;      /* what submissions are checked against; shapes are ours */
     struct lk_pool_shape *shapes; /* [pools] */
     struct lk_client_map *maps;   /* [pools] */
+    const uint8_t *device;        /* where the device arena is mapped; NULL: nowhere yet */
     int socket;
-    uint16_t pools;
-    bool armed; /* locks_arm() said: sleep */
+    uint16_t pools, minor; /* minor: that is spoken */
+    bool armed;            /* locks_arm() said: sleep */
     bool dead;
     uint64_t spin_ns;
+    struct lk_sqe *entry;      /* that was reserved last */
     struct lk_flight *flights; /* [flight_count] */
     uint32_t *free_flights;    /* stack */
     uint32_t *landed;          /* queue */
@@ -89,6 +91,10 @@ void lk_client_publish(struct locks *locks);
 /* Checks a pointer into the arena and turns it into an offset; NULL is LK_NONE where it may be. */
 int lk_client_offset(struct locks *locks, const void *pointer, const char *what, uint32_t row,
                      uint64_t *ret);
+
+/* The same for what may lie in the device arena. */
+int lk_client_payload(struct locks *locks, const void *pointer, const char *what, uint32_t row,
+                      uint64_t *ret);
 
 /* wait.c: lands completions until that of `flight` comes; frees it. ret_value (may be NULL) gets
  * its value. -> its status. */

@@ -57,3 +57,12 @@ int lk_client_offset(struct locks *locks, const void *pointer, const char *what,
     *ret = p - first;
     return 0;
 }
+
+int lk_client_payload(struct locks *locks, const void *pointer, const char *what, uint32_t row,
+                      uint64_t *ret) {
+    uintptr_t offset = (uintptr_t)pointer - (uintptr_t)locks->device;
+    if (!locks->device || !pointer || offset >= locks->bounds.device_bytes)
+        return lk_client_offset(locks, pointer, what, row, ret);
+    *ret = LK_DEVICE_BASE + offset;
+    return 0;
+}

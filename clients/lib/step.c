@@ -59,19 +59,20 @@ static int fill_pointers(struct locks *l, uint16_t op, const struct locks_row *r
     bool kv = op == LK_OP_APPEND || op == LK_OP_DECODE || op == LK_OP_WRITE;
     bool q = op == LK_OP_DECODE || op == LK_OP_ATTEND || op == LK_OP_ATTEND_TABLE;
     int r = 0;
-    if (kv && (r = lk_client_offset(l, row->k, "k", i, &ret->k)))
+    if (kv && (r = lk_client_payload(l, row->k, "k", i, &ret->k)))
         return r;
-    if (kv && (r = lk_client_offset(l, row->v, "v", i, &ret->v)))
+    if (kv && (r = lk_client_payload(l, row->v, "v", i, &ret->v)))
         return r;
     if (op == LK_OP_WRITE && (r = lk_client_offset(l, row->slots, "slots", i, &ret->slots)))
         return r;
     if (!q)
         return 0;
-    if ((r = lk_client_offset(l, row->q, "q", i, &ret->q)))
+    if ((r = lk_client_payload(l, row->q, "q", i, &ret->q)))
         return r;
-    if ((r = lk_client_offset(l, row->out, "out", i, &ret->out)))
+    if ((r = lk_client_payload(l, row->out, "out", i, &ret->out)))
         return r;
-    if ((r = offset_or_none(l, row->lse, "lse", i, &ret->lse)))
+    ret->lse = LK_NONE;
+    if (row->lse && (r = lk_client_payload(l, row->lse, "lse", i, &ret->lse)))
         return r;
     return offset_or_none(l, row->list, "list", i, &ret->list);
 }
@@ -107,9 +108,25 @@ static int fill(struct locks *l, uint16_t op, const struct locks_step *step,
     return r;
 }
 
+static int fill_fences(struct locks *l, uint16_t op, const struct locks_fences *f,
+                       struct lk_sqe *sqe) {
+    struct lk_refusal refusal;
+    sqe->wait_fence = f->wait_fence;
+    sqe->wait_value = f->wait_value;
+    sqe->signal_fence = f->signal_fence;
+    sqe->signal_value = f->signal_value;
+    if (lk_fences_invalid(sqe, &l->bounds, &refusal))
+        return lk_client_refused(l, op, &refusal);
+    if ((!f->wait_fence && f->wait_value) || (!f->signal_fence && f->signal_value))
+        return lk_client_fail(
+            l, -EINVAL, "%s: a fence has a value, %llu, and no number", lk_client_op_name(op),
+            (unsigned long long)(f->wait_fence ? f->signal_value : f->wait_value));
+    return 0;
+}
+
 static int submit(struct locks *l, uint16_t op, const struct locks_step *step,
-                  const struct locks_row *rows, uint32_t count, uint64_t user_data, bool wait,
-                  uint32_t *ret_flight) {
+                  const struct locks_row *rows, uint32_t count, const struct locks_fences *fences,
+                  uint64_t user_data, bool wait, uint32_t *ret_flight) {
     struct lk_step_desc *desc;
     if (!is_step(op))
         return lk_client_fail(l, -EINVAL, "operation %u has no rows, it cannot be submitted so",
@@ -125,6 +142,8 @@ static int submit(struct locks *l, uint16_t op, const struct locks_step *step,
     if (r)
         return r;
     r = fill(l, op, step, rows, count, bytes, desc);
+    if (!r && fences)
+        r = fill_fences(l, op, fences, l->entry);
     if (r)
         lk_client_abandon(l, *ret_flight);
     else
@@ -135,13 +154,20 @@ static int submit(struct locks *l, uint16_t op, const struct locks_step *step,
 int locks_submit(struct locks *locks, uint16_t op, const struct locks_step *step,
                  const struct locks_row *rows, uint32_t count, uint64_t user_data) {
     uint32_t flight = 0;
-    return submit(locks, op, step, rows, count, user_data, false, &flight);
+    return submit(locks, op, step, rows, count, NULL, user_data, false, &flight);
+}
+
+int locks_submit_fenced(struct locks *locks, uint16_t op, const struct locks_step *step,
+                        const struct locks_row *rows, uint32_t count,
+                        const struct locks_fences *fences, uint64_t user_data) {
+    uint32_t flight = 0;
+    return submit(locks, op, step, rows, count, fences, user_data, false, &flight);
 }
 
 static int run(struct locks *l, uint16_t op, const struct locks_step *step,
                const struct locks_row *rows, uint32_t count) {
     uint32_t flight = 0;
-    int r = submit(l, op, step, rows, count, 0, true, &flight);
+    int r = submit(l, op, step, rows, count, NULL, 0, true, &flight);
     return r ? r : lk_client_complete(l, flight, NULL);
 }
 

@@ -35,6 +35,7 @@ int lk_client_reserve(struct locks *locks, uint16_t op, uint32_t desc_bytes, uin
     sqe->op = op;
     sqe->user_data = flight;
     *ret_flight = flight;
+    locks->entry = sqe;
     return 0;
 }
 

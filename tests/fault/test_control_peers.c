@@ -173,7 +173,7 @@ static const struct {
     {make_unknown, "type 777", "not expected before the hello"},
     {make_question, "type 4", "not expected before the hello"},
     {make_major, "9", "1"},
-    {make_minor, "7", "0"},
+    {make_minor, "1.8", "1.0"},
     {make_reserved, "reserved", ""},
     {make_arena, "549755813888", "16777216"},
     {make_entries, "48", "power of two"},

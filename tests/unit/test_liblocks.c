@@ -43,7 +43,8 @@ struct fake {
     pthread_t thread;
     _Atomic enum manner manner;
     const char *refuse; /* instead of a welcome */
-    uint16_t major;
+    uint16_t major, minor;
+    uint32_t fences; /* of its device arenas */
     atomic_bool stop;
     bool served; /* the ring is up */
     struct lk_channel_memory memory;
@@ -77,6 +78,7 @@ static void answer_hello(struct fake *f, const struct lk_hello *hello) {
     ck_assert_msg(r == 0, "%s", why);
     const struct lk_segment_sizes *s = &f->memory.sizes;
     struct lk_welcome w = {.major = f->major,
+                           .minor = f->minor,
                            .pools = 1,
                            .sq_entries = s->sq_entries,
                            .cq_entries = s->cq_entries,
@@ -126,6 +128,18 @@ static void answer_map(struct fake *f) {
     close(fd);
 }
 
+static void answer_device_arena(struct fake *f, const struct lk_msg_device_arena *ask) {
+    struct lk_msg_device_arena_made m = {.bytes = 2 * ask->bytes,
+                                         .gpu = 3,
+                                         .fences = f->fences,
+                                         .fence_stride = LK_DEVICE_FENCE_STRIDE,
+                                         .uuid = "sixteen bytes, 0"};
+    int fd = text_file("memory of a GPU");
+    lk_wire_head(&m.head, LK_MSG_DEVICE_ARENA_MADE, sizeof(m));
+    lk_wire_send(f->socket, &m.head, &fd, 1);
+    close(fd);
+}
+
 static void answer_admin(struct fake *f, const struct lk_msg_admin *ask) {
     struct lk_msg_admin_reply m = {.bytes = 2};
     int fd = text_file("{}");
@@ -145,6 +159,7 @@ static void serve_socket(struct fake *f) {
         struct lk_hello hello;
         struct lk_msg_pool_get get;
         struct lk_msg_admin admin;
+        struct lk_msg_device_arena device_arena;
         uint8_t bytes[LK_WIRE_BYTES_MAX];
     } m;
     char why[LK_REASON_BYTES];
@@ -157,6 +172,8 @@ static void serve_socket(struct fake *f) {
         answer_pool(f, &m.get);
     } else if (m.head.type == LK_MSG_POOL_MAP) {
         answer_map(f);
+    } else if (m.head.type == LK_MSG_DEVICE_ARENA) {
+        answer_device_arena(f, &m.device_arena);
     } else {
         answer_admin(f, &m.admin);
     }
@@ -246,6 +263,8 @@ static void start(void) {
     memset(&fake, 0, sizeof(fake));
     fake.socket = -1;
     fake.major = LK_ABI_MAJOR;
+    fake.minor = LK_ABI_MINOR;
+    fake.fences = LK_DEVICE_FENCES;
     fake.memory.bell = -1;
     pthread_mutex_init(&fake.lock, NULL);
     snprintf(fake.folder, sizeof(fake.folder), "/tmp/liblocks-test-XXXXXX");
@@ -314,8 +333,8 @@ START_TEST(another_version_is_refused_by_both_names) {
     struct locks_options o = {.size = sizeof(o), .socket = fake.path};
     fake.major = 3;
     ck_assert_int_eq(locks_connect(&o, &l), -EPROTO);
-    expect_error("3.0");
-    expect_error("1.0");
+    expect_error("3.1");
+    expect_error("1.1");
 }
 END_TEST
 
@@ -461,6 +480,82 @@ END_TEST
         ck_assert_int_eq(locks_decode(l, &step, rows, 2), -EINVAL);                                \
         expect_error(words);                                                                       \
     } while (0)
+
+/* ---- clients on the GPU ---- */
+
+static int submit_fenced(const struct locks_row *row, struct locks_fences f) {
+    struct locks_step step = {0};
+    return locks_submit_fenced(l, LK_OP_DECODE, &step, row, 1, &f, 77);
+}
+
+START_TEST(a_device_arena_and_its_fences) {
+    static _Alignas(64) uint8_t mapped[1 << 16]; /* stands for the device's addresses */
+    struct {
+        struct lk_step_desc head;
+        struct lk_row_desc row;
+    } d;
+    struct locks_completion done;
+    struct locks_device_arena a;
+    char text[32] = "";
+    open_as(ANSWER, 0);
+    struct locks_row row = good_row();
+    ck_assert_int_eq(locks_device_arena_mapped(l, mapped), -EINVAL);
+    ck_assert_int_eq(submit_fenced(&row, (struct locks_fences){1, 0, 1, 0}), -EINVAL);
+    expect_error("fence number 1 does not exist, the connection has 0");
+    ck_assert_int_eq(locks_device_arena(l, sizeof(mapped) / 2, &a), 0);
+    ck_assert_uint_eq(a.bytes, sizeof(mapped));
+    ck_assert_uint_eq(a.gpu, 3);
+    ck_assert_int_eq(memcmp(a.uuid, "sixteen bytes, 0", 16), 0);
+    ck_assert_int_eq(pread(a.fd, text, sizeof(text), 0), 15);
+    close(a.fd);
+    row.q = mapped + 8192;
+    ck_assert_int_eq(submit_fenced(&row, (struct locks_fences){0}), -EINVAL); /* not mapped yet */
+    expect_error("q is not in the arena");
+    ck_assert_int_eq(locks_device_arena_mapped(l, mapped + 1), -EINVAL);
+    ck_assert_int_eq(locks_device_arena_mapped(l, mapped), 0);
+    row.out = (float *)(mapped + 16384);
+    row.lse = (float *)(mapped + 32768);
+    ck_assert_int_eq(submit_fenced(&row, (struct locks_fences){3, 64, 5, 6}), 0);
+    ck_assert_int_eq(locks_wait(l, -1, &done), 0);
+    ck_assert_uint_eq(done.user_data, 77);
+    last_taken(&d, sizeof(d));
+    ck_assert_uint_eq(d.row.q, LK_DEVICE_BASE + 8192);
+    ck_assert_uint_eq(d.row.out, LK_DEVICE_BASE + 16384);
+    ck_assert_uint_eq(d.row.lse, LK_DEVICE_BASE + 32768);
+    ck_assert_uint_lt(d.row.k, 1 << 20);
+    ck_assert_uint_eq(fake.last.wait_fence, 3);
+    ck_assert_uint_eq(fake.last.signal_fence, 64);
+    ck_assert_uint_eq(fake.last.wait_value, 5);
+    ck_assert_uint_eq(fake.last.signal_value, 6);
+    row.q = mapped + 8192 - 64;
+    ck_assert_int_eq(submit_fenced(&row, (struct locks_fences){0}), -EINVAL);
+    expect_error("row 0: payload at device arena offset 8128 lies among the fences");
+    row.q = mapped + sizeof(mapped) - 64;
+    ck_assert_int_eq(submit_fenced(&row, (struct locks_fences){0}), -EINVAL);
+    expect_error("queries at device arena offset 65472 reach beyond the device arena of 65536");
+    row = good_row();
+    ck_assert_int_eq(submit_fenced(&row, (struct locks_fences){0, 65, 0, 0}), -EINVAL);
+    expect_error("fence number 65 does not exist, the connection has 64");
+    ck_assert_int_eq(submit_fenced(&row, (struct locks_fences){0, 1, 9, 1}), -EINVAL);
+    expect_error("a fence has a value, 9, and no number");
+}
+END_TEST
+
+START_TEST(an_older_daemon_has_no_device_arena) {
+    struct locks_device_arena a = {.fd = 12345};
+    fake.minor = 0;
+    open_as(ANSWER, 0);
+    ck_assert_int_eq(locks_device_arena(l, 1 << 20, &a), -EPROTO);
+    expect_error("the daemon speaks protocol version 1.0, device arenas need 1.1");
+    locks_close(l);
+    fake.minor = LK_ABI_MINOR;
+    fake.fences = 7;
+    open_as(ANSWER, 0);
+    ck_assert_int_eq(locks_device_arena(l, 1 << 20, &a), -EPROTO);
+    expect_error("7 fences");
+    ck_assert_int_eq(a.fd, 12345);
+}
+END_TEST
 
 START_TEST(wrong_arguments_never_reach_the_daemon) {
     open_as(DEAF, 0);
@@ -666,6 +761,8 @@ int main(void) {
     tcase_add_test(tc, arena_pieces);
     tcase_add_test(tc, arena_random);
     tcase_add_test(tc, defaults_of_a_step);
+    tcase_add_test(tc, a_device_arena_and_its_fences);
+    tcase_add_test(tc, an_older_daemon_has_no_device_arena);
     tcase_add_test(tc, wrong_arguments_never_reach_the_daemon);
     tcase_add_test(tc, refusals_of_the_daemon);
     tcase_add_test(tc, objects_and_lists);

@@ -65,6 +65,29 @@ static enum lk_reason check_step(uint16_t op, const struct step *s, struct lk_re
     return lk_step_invalid(op, &s->head, sizeof(*s), &bounds, ret);
 }
 
+#define DEVICE (UINT64_C(1) << 16)
+#define FENCES ((uint64_t)LK_DEVICE_FENCES * LK_DEVICE_FENCE_STRIDE)
+static const struct lk_bounds device_bounds = {.pools = shapes,
+                                               .pool_count = 2,
+                                               .max_row_tokens = 512,
+                                               .arena_bytes = ARENA,
+                                               .device_bytes = DEVICE};
+
+static enum lk_reason check_device(uint16_t op, const struct step *s, struct lk_refusal *ret) {
+    return lk_step_invalid(op, &s->head, sizeof(*s), &device_bounds, ret);
+}
+
+/* Refused for row 1. */
+static void expect_device(uint16_t op, const struct step *s, enum lk_reason want, uint64_t value,
+                          uint64_t limit) {
+    struct lk_refusal f = {0};
+    ck_assert_uint_eq(check_device(op, s, &f), want);
+    ck_assert_uint_eq(f.reason, want);
+    ck_assert_uint_eq(f.row, 1);
+    ck_assert_uint_eq(f.value, value);
+    ck_assert_uint_eq(f.limit, limit);
+}
+
 #define EXPECT(op, change, want, want_row, want_value, want_limit)                                 \
     do {                                                                                           \
         struct lk_refusal f = {0};                                                                 \
@@ -155,8 +178,8 @@ END_TEST
     do {                                                                                           \
         uint64_t last = ARENA - (bytes) + 1;                                                       \
         EXPECT(op, s.rows[1].field = last, LK_REASON_##code##_RANGE, 1, last, ARENA);              \
-        EXPECT(op, s.rows[1].field = UINT64_MAX - 1, LK_REASON_##code##_RANGE, 1, UINT64_MAX - 1,  \
-               ARENA);                                                                             \
+        EXPECT(op, s.rows[1].field = LK_DEVICE_BASE - 1, LK_REASON_##code##_RANGE, 1,              \
+               LK_DEVICE_BASE - 1, ARENA);                                                         \
         EXPECT(op, s.rows[1].field = 32, LK_REASON_##code##_ALIGN, 1, 32, 64);                     \
     } while (0)
 
@@ -171,7 +194,79 @@ START_TEST(areas) {
            LK_REASON_LIST_RANGE, 0, 0, ARENA);
     EXPECT(LK_OP_DECODE, (s.rows[0].list = 8, s.rows[0].list_pages = 1), LK_REASON_LIST_ALIGN, 0, 8,
            64);
-    EXPECT(LK_OP_DECODE, s.rows[1].q = LK_NONE, LK_REASON_Q_RANGE, 1, LK_NONE, ARENA);
+    EXPECT(LK_OP_DECODE, s.rows[1].q = LK_NONE, LK_REASON_Q_DEVICE, 1, LK_NONE - LK_DEVICE_BASE, 0);
+    EXPECT(LK_OP_WRITE, s.rows[1].slots = UINT64_MAX - 1, LK_REASON_SLOTS_RANGE, 1, UINT64_MAX - 1,
+           ARENA);
+}
+END_TEST
+
+/* The same in the device arena, and at the edges of what it is: one byte too far, among the fences,
+ * off the alignment, and where there is no device arena. */
+#define EXPECT_DEVICE(op, field, code, bytes)                                                      \
+    do {                                                                                           \
+        struct lk_refusal none = {0};                                                              \
+        struct step d = good_step(op);                                                             \
+        const uint64_t whole = LK_DEVICE_BASE + DEVICE, first = LK_DEVICE_BASE + FENCES;           \
+        d.rows[1].field = first;                                                                   \
+        ck_assert_uint_eq(check_device(op, &d, &none), LK_REASON_NONE);                            \
+        d.rows[1].field = whole - ((bytes) + 63) / 64 * 64;                                        \
+        ck_assert_uint_eq(check_device(op, &d, &none), LK_REASON_NONE);                            \
+        d.rows[1].field = whole - (bytes) + 1;                                                     \
+        expect_device(op, &d, LK_REASON_##code##_DEVICE, DEVICE - (bytes) + 1, DEVICE);            \
+        d.rows[1].field = UINT64_MAX - 1;                                                          \
+        expect_device(op, &d, LK_REASON_##code##_DEVICE, UINT64_MAX - 1 - LK_DEVICE_BASE, DEVICE); \
+        d.rows[1].field = first - 64;                                                              \
+        expect_device(op, &d, LK_REASON_DEVICE_PAYLOAD, FENCES - 64, FENCES);                      \
+        d.rows[1].field = first + 32;                                                              \
+        expect_device(op, &d, LK_REASON_##code##_ALIGN, first + 32, 64);                           \
+        d.rows[1].field = LK_DEVICE_BASE - 64;                                                     \
+        expect_device(op, &d, LK_REASON_##code##_RANGE, LK_DEVICE_BASE - 64, ARENA);               \
+        EXPECT(op, s.rows[1].field = first, LK_REASON_##code##_DEVICE, 1, FENCES, 0);              \
+    } while (0)
+
+START_TEST(device_areas) {
+    EXPECT_DEVICE(LK_OP_APPEND, k, K, 256);
+    EXPECT_DEVICE(LK_OP_WRITE, v, V, 256);
+    EXPECT_DEVICE(LK_OP_DECODE, q, Q, 1024);
+    EXPECT_DEVICE(LK_OP_ATTEND, out, OUT, 2048);
+    EXPECT_DEVICE(LK_OP_ATTEND_TABLE, lse, LSE, 32);
+    struct lk_refusal f = {0};
+    /* The rest may not lie there. */
+    struct step s = good_step(LK_OP_WRITE);
+    s.rows[1].slots = LK_DEVICE_BASE + FENCES;
+    expect_device(LK_OP_WRITE, &s, LK_REASON_SLOTS_RANGE, s.rows[1].slots, ARENA);
+    s = good_step(LK_OP_DECODE);
+    s.rows[1].list = LK_DEVICE_BASE + FENCES;
+    s.rows[1].list_pages = 1;
+    expect_device(LK_OP_DECODE, &s, LK_REASON_LIST_RANGE, s.rows[1].list, ARENA);
+    s = good_step(LK_OP_DECODE);
+    s.head.results = LK_DEVICE_BASE + FENCES;
+    ck_assert_uint_eq(check_device(LK_OP_DECODE, &s, &f), LK_REASON_RESULTS_RANGE);
+    s.head.results = LK_NONE;
+    s.head.timing = LK_DEVICE_BASE + FENCES;
+    ck_assert_uint_eq(check_device(LK_OP_DECODE, &s, &f), LK_REASON_TIMING_RANGE);
+}
+END_TEST
+
+static void expect_fences(const struct lk_bounds *with, uint32_t wait, uint32_t signal,
+                          enum lk_reason want, uint64_t value, uint64_t limit) {
+    struct lk_refusal f = {0};
+    struct lk_sqe sqe = {.op = LK_OP_DECODE, .wait_fence = wait, .signal_fence = signal};
+    ck_assert_uint_eq(lk_fences_invalid(&sqe, with, &f), want);
+    ck_assert_uint_eq(f.reason, want);
+    ck_assert_uint_eq(f.value, value);
+    ck_assert_uint_eq(f.limit, limit);
+}
+
+START_TEST(fences) {
+    expect_fences(&bounds, 0, 0, LK_REASON_NONE, 0, 0);
+    expect_fences(&bounds, 1, 0, LK_REASON_FENCE_NONE, 1, 0);
+    expect_fences(&bounds, 0, 3, LK_REASON_FENCE_NONE, 3, 0);
+    expect_fences(&device_bounds, LK_DEVICE_FENCES, 1, LK_REASON_NONE, 0, 0);
+    expect_fences(&device_bounds, LK_DEVICE_FENCES + 1, 1, LK_REASON_FENCE_NONE,
+                  LK_DEVICE_FENCES + 1, LK_DEVICE_FENCES);
+    expect_fences(&device_bounds, 1, UINT32_MAX, LK_REASON_FENCE_NONE, UINT32_MAX,
+                  LK_DEVICE_FENCES);
 }
 END_TEST
 
@@ -205,8 +300,19 @@ START_TEST(entries) {
     expect_sqe((struct lk_sqe){.op = LK_OP_COUNT}, LK_REASON_OP, LK_OP_COUNT, LK_OP_COUNT - 1);
     expect_sqe((struct lk_sqe){.op = op, .reserved = 1, .desc_bytes = 64}, LK_REASON_RESERVED, 1,
                0);
-    expect_sqe((struct lk_sqe){.op = op, .reserved2[4] = 2, .desc_bytes = 64}, LK_REASON_RESERVED,
+    expect_sqe((struct lk_sqe){.op = op, .reserved2[1] = 2, .desc_bytes = 64}, LK_REASON_RESERVED,
                2, 0);
+    expect_sqe((struct lk_sqe){.op = op, .wait_value = 7, .desc_bytes = 64}, LK_REASON_RESERVED, 7,
+               0);
+    expect_sqe((struct lk_sqe){.op = op, .signal_value = 8, .desc_bytes = 64}, LK_REASON_RESERVED,
+               8, 0);
+    expect_sqe((struct lk_sqe){.op = op,
+                               .wait_fence = 1,
+                               .wait_value = 7,
+                               .signal_fence = 2,
+                               .signal_value = 8,
+                               .desc_bytes = 64},
+               LK_REASON_NONE, 0, 0);
     expect_sqe((struct lk_sqe){.op = op, .desc_bytes = 63}, LK_REASON_DESC_BYTES, 63, 64);
     expect_sqe((struct lk_sqe){.op = op, .desc_bytes = 200}, LK_REASON_DESC_BYTES, 200, 160);
     expect_sqe((struct lk_sqe){.op = op, .desc_bytes = 64 + 96 * 257}, LK_REASON_ROWS, 257, 256);
@@ -341,7 +447,7 @@ START_TEST(hello) {
     ck_assert_uint_eq(minor, LK_ABI_MINOR);
     h.major = 7;
     ck_assert_int_eq(lk_hello_invalid(&h, ARENA, &minor, why, sizeof(why)), -EPROTO);
-    ck_assert_msg(strstr(why, "7.") && strstr(why, "1.0"), "%s", why);
+    ck_assert_msg(strstr(why, "7.") && strstr(why, "1.1"), "%s", why);
     h = good;
     h.min_minor = LK_ABI_MINOR + 1;
     ck_assert_int_eq(lk_hello_invalid(&h, ARENA, &minor, why, sizeof(why)), -EPROTO);
@@ -456,6 +562,8 @@ int main(void) {
     tcase_add_test(tc, step_refusals);
     tcase_add_test(tc, row_refusals);
     tcase_add_test(tc, areas);
+    tcase_add_test(tc, device_areas);
+    tcase_add_test(tc, fences);
     tcase_add_test(tc, unused_fields_are_not_looked_at);
     tcase_add_test(tc, entries);
     tcase_add_test(tc, objects);
