@@ -18,6 +18,15 @@ struct lk_backend {
                      struct lk_pool_view *ret, int *ret_fd, char *why, size_t why_bytes);
     int (*map)(struct lk_engine *engine, void *at, uint64_t bytes, char *why, size_t why_bytes);
     void (*unmap)(struct lk_engine *engine, void *at);
+    /* Clients on the GPU; the CPU has none of these. */
+    int (*arena_open)(struct lk_engine *engine, uint64_t bytes, struct lk_engine_arena *ret,
+                      char *why, size_t why_bytes);
+    void (*arena_close)(struct lk_engine *engine, struct lk_engine_arena *arena);
+    bool (*mps)(const struct lk_engine *engine);
+    int (*signal)(struct lk_engine *engine, const struct lk_signal *signals, uint32_t count);
+    bool (*fence_reached)(struct lk_engine *engine, uint32_t place, const uint64_t *word,
+                          uint64_t value, uint64_t *ret_held);
+    void (*fence_forget)(struct lk_engine *engine, uint32_t place);
     int (*launch)(struct lk_engine *engine, struct lk_batch *batch);
     enum lk_mark (*poll)(struct lk_engine *engine, struct lk_batch **ret);
     const char *(*trouble)(const struct lk_engine *engine);

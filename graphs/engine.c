@@ -119,6 +119,37 @@ void lk_engine_unmap(struct lk_engine *engine, void *at) {
         engine->backend->unmap(engine, at);
 }
 
+int lk_engine_arena_open(struct lk_engine *engine, uint64_t bytes, struct lk_engine_arena *ret,
+                         char *why, size_t why_bytes) {
+    if (engine->backend->arena_open)
+        return engine->backend->arena_open(engine, bytes, ret, why, why_bytes);
+    snprintf(why, why_bytes,
+             "a device arena of %llu bytes was asked for: this daemon runs on the CPU",
+             (unsigned long long)bytes);
+    return -ENOTSUP;
+}
+
+void lk_engine_arena_close(struct lk_engine *engine, struct lk_engine_arena *arena) {
+    engine->backend->arena_close(engine, arena);
+}
+
+bool lk_engine_mps(const struct lk_engine *engine) {
+    return engine->backend->mps && engine->backend->mps(engine);
+}
+
+int lk_engine_signal(struct lk_engine *engine, const struct lk_signal *signals, uint32_t count) {
+    return engine->backend->signal(engine, signals, count);
+}
+
+bool lk_engine_fence_reached(struct lk_engine *engine, uint32_t place, const uint64_t *word,
+                             uint64_t value, uint64_t *ret_held) {
+    return engine->backend->fence_reached(engine, place, word, value, ret_held);
+}
+
+void lk_engine_fence_forget(struct lk_engine *engine, uint32_t place) {
+    engine->backend->fence_forget(engine, place);
+}
+
 int lk_engine_launch(struct lk_engine *engine, struct lk_batch *batch) {
     return engine->backend->launch(engine, batch);
 }

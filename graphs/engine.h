@@ -14,9 +14,9 @@
  * One thread calls all functions here (the intake thread), except where noted.
  *
  * Two devices stand behind it, chosen when it is opened: the CPU, and CUDA where the binary was
- * built with it. A row's k, v, q, outputs and lists lie in memory made known by lk_engine_map();
- * tables and slots are the daemon's own and may change once their batch is launched only as
- * kernels.h says.
+ * built with it. A row's k, v, q, outputs and lists lie in memory made known by lk_engine_map(), or
+ * all but the lists in memory of lk_engine_arena_open(); tables and slots are the daemon's own and
+ * may change once their batch is launched only as kernels.h says.
  */
 #ifndef LK_ENGINE_H
 #define LK_ENGINE_H
@@ -26,9 +26,11 @@
 #define LK_BATCH_ROWS_MAX    256 /* the largest rows bucket */
 #define LK_BATCHES_IN_FLIGHT 2   /* one runs, one waits: the device never idles between them */
 /* What else a batch may hold at most. */
-#define LK_BATCH_COPIES_MAX 16384
-#define LK_BATCH_SLOTS_MAX  65536                                      /* of all its writes */
-#define LK_BATCH_BUILDS_MAX (LK_BATCH_SLOTS_MAX + LK_BATCH_COPIES_MAX) /* before, and after */
+#define LK_BATCH_COPIES_MAX  16384
+#define LK_BATCH_SLOTS_MAX   65536                                      /* of all its writes */
+#define LK_BATCH_BUILDS_MAX  (LK_BATCH_SLOTS_MAX + LK_BATCH_COPIES_MAX) /* before, and after */
+#define LK_BATCH_SIGNALS_MAX 1024
+#define LK_FENCE_PLACES      256 /* words that can be watched at once */
 
 struct lk_engine;
 
@@ -94,6 +96,41 @@ uint32_t lk_engine_part_factor(enum lk_device device);
 int lk_engine_map(struct lk_engine *engine, void *at, uint64_t bytes, char *why, size_t why_bytes);
 void lk_engine_unmap(struct lk_engine *engine, void *at);
 
+/* ---- clients on the GPU ---- */
+
+/* Memory of the device for a client, cleared; fd is its shareable handle, the arena's. */
+struct lk_engine_arena {
+    uint8_t *at; /* the device's address */
+    uint64_t bytes, handle;
+    int fd;
+    uint32_t gpu;
+    uint8_t uuid[16];
+};
+/* -> 0; -ENOTSUP: the device is the CPU; -ENOMEM, -EIO; with a sentence in why. bytes are rounded
+ * up to what the device allocates in. Any thread. */
+int lk_engine_arena_open(struct lk_engine *engine, uint64_t bytes, struct lk_engine_arena *ret,
+                         char *why, size_t why_bytes);
+/* Nothing in flight or watched names it any more. Any thread. */
+void lk_engine_arena_close(struct lk_engine *engine, struct lk_engine_arena *arena);
+/* Whether processes on the device run side by side (CUDA MPS) and not by turns. Any thread. */
+bool lk_engine_mps(const struct lk_engine *engine);
+
+/* A word of a client's arena that is raised to a value, and never lowered. */
+struct lk_signal {
+    uint64_t *word;
+    uint64_t value;
+};
+/* Raises words after everything launched so far. -> 0 or -EIO. */
+int lk_engine_signal(struct lk_engine *engine, const struct lk_signal *signals, uint32_t count);
+/* Whether the word has reached the value, as far as is known; does not wait. The first call for a
+ * place begins to watch, and later ones keep watching: ask often. True ends it, and so does
+ * _forget(). held (on false): what the word held when it was last seen. */
+bool lk_engine_fence_reached(struct lk_engine *engine, uint32_t place, const uint64_t *word,
+                             uint64_t value, uint64_t *ret_held);
+void lk_engine_fence_forget(struct lk_engine *engine, uint32_t place);
+
+/* ---- batches ---- */
+
 enum lk_phase {
     LK_PHASE_COPY,
     LK_PHASE_APPEND,
@@ -117,6 +154,8 @@ struct lk_batch {
     uint32_t build_before_count;
     const struct lk_build *builds_after; /* pages closed by rows: after the fence */
     uint32_t build_after_count;
+    const struct lk_signal *signals; /* raised when results are there, before FENCED is seen */
+    uint32_t signal_count;
     void *owner; /* the daemon's */
     /* Written by the engine. */
     uint32_t bucket;              /* rows bucket it ran as: 1, 2, 4 .. 256 */

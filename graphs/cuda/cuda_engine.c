@@ -11,6 +11,8 @@
  *     host: place rows, write feed and block, launch ... poll ... hand out results, count bytes
  *     device: [copy][write][build] [feed append scan .. attend mark] [build mark]
  *
+ * A client on the GPU waits for a fence of its own: the mark raises it before the first word.
+ *
  * Outputs, LSE and page lists go straight to the client's memory. What the daemon itself needs to
  * know, pages kept and sampled, goes to memory of the engine first.
  *
@@ -54,7 +56,7 @@ int lk_cuda_broken(struct cuda_engine *engine, const char *step, const char *wor
     return -EIO;
 }
 
-static int check(struct cuda_engine *engine, int error, const char *step) {
+int lk_cuda_check(struct cuda_engine *engine, int error, const char *step) {
     return error ? lk_cuda_broken(engine, step, cudaGetErrorString((cudaError_t)error)) : 0;
 }
 
@@ -97,7 +99,7 @@ static int run_copies(struct cuda_engine *engine, struct cuda_slot *slot,
                                            batch->copies[i].layer, batch->copies[i].quad};
         int error = lk_cuda_copy(&pool_of(engine, view)->view, items, count, engine->stream);
         if (error)
-            return check(engine, error, "copying pages");
+            return lk_cuda_check(engine, error, "copying pages");
         items += count;
     }
     return 0;
@@ -115,7 +117,7 @@ static int run_writes(struct cuda_engine *engine, struct cuda_slot *slot,
         slots += write.tokens;
         int error = lk_cuda_write(&write, engine->stream);
         if (error)
-            return check(engine, error, "writing tokens");
+            return lk_cuda_check(engine, error, "writing tokens");
     }
     return 0;
 }
@@ -142,7 +144,7 @@ static int run_builds(struct cuda_engine *engine, uint64_t **list, const struct 
             int error = supers ? lk_cuda_build_supers(&job, engine->stream)
                                : lk_cuda_build_pages(&job, engine->stream);
             if (error)
-                return check(engine, error, "summarising pages");
+                return lk_cuda_check(engine, error, "summarising pages");
         }
     return 0;
 }
@@ -189,20 +191,23 @@ static uint64_t collect_rows(const struct cuda_pool *pool, struct lk_cuda_lane *
     return bytes;
 }
 
-/* The rows of one pool. serial: what its mark stores; 0: more pools follow. */
+/* The rows of one pool. serial: what its mark stores, and then it raises the batch's fences; 0:
+ * more pools follow. */
 static int run_pool(struct cuda_engine *engine, struct cuda_slot *slot, struct lk_cuda_lane *lane,
                     const struct lk_batch *batch, uint64_t serial, uint64_t bytes) {
     uint32_t count = lane->count;
 
     lk_cuda_lane_feed_begin(lane, serial, bytes);
+    if (serial)
+        lk_cuda_lane_signals(lane, batch->signals, batch->signal_count);
     for (lane->count = 0; lane->count < count; lane->count++)
         feed_row(slot, lane, &batch->rows[lane->index[lane->count]], &lane->rows[lane->count]);
     if (lk_cuda_fill(lane->rows, count, lane->block))
         return lk_cuda_broken(engine, "a row", "it exceeds what the kernels take");
     uint64_t block = offsetof(struct lk_cuda_batch, row) + count * sizeof *lane->block->row;
     lk_cuda_lane_feed(lane, lane->block, lane->device, (block + 15) / 16 * 16);
-    return check(engine, cudaGraphLaunch(lk_cuda_lane_graph(lane), engine->stream),
-                 "launching a step");
+    return lk_cuda_check(engine, cudaGraphLaunch(lk_cuda_lane_graph(lane), engine->stream),
+                         "launching a step");
 }
 
 static int run_rows(struct cuda_engine *engine, uint32_t place, const struct lk_batch *batch) {
@@ -222,9 +227,11 @@ static int run_rows(struct cuda_engine *engine, uint32_t place, const struct lk_
             error = run_pool(engine, slot, &engine->pool[p].lane[place], batch,
                              p == last ? slot->serial : 0, bytes[p]);
     if (!batch->row_count && !error)
-        error = check(engine,
-                      lk_cuda_mark_now(slot->serial, &engine->words->fenced, NULL, engine->stream),
-                      "marking a batch");
+        error = lk_cuda_raise(&engine->base, batch->signals, batch->signal_count);
+    if (!batch->row_count && !error)
+        error = lk_cuda_check(
+            engine, lk_cuda_mark_now(slot->serial, &engine->words->fenced, NULL, engine->stream),
+            "marking a batch");
     return error;
 }
 
@@ -258,10 +265,10 @@ static int run_batch(struct cuda_engine *engine, uint32_t place, const struct lk
         return error;
     error = run_builds(engine, &list, batch->builds_after, batch->build_after_count);
     return error ? error
-                 : check(engine,
-                         lk_cuda_mark_now(slot->serial, &engine->words->done, slot->clock,
-                                          engine->stream),
-                         "marking a batch");
+                 : lk_cuda_check(engine,
+                                 lk_cuda_mark_now(slot->serial, &engine->words->done, slot->clock,
+                                                  engine->stream),
+                                 "marking a batch");
 }
 
 int lk_cuda_launch(struct lk_engine *base, struct lk_batch *batch) {
@@ -278,7 +285,7 @@ int lk_cuda_launch(struct lk_engine *base, struct lk_batch *batch) {
     int error = place_rows(slot, engine->workspace_bytes, batch);
     if (error)
         return error;
-    error = check(engine, cudaSetDevice(engine->gpu), "choosing the GPU");
+    error = lk_cuda_check(engine, cudaSetDevice(engine->gpu), "choosing the GPU");
     slot->batch = batch;
     slot->serial = engine->launched + 1;
     slot->fenced = false;
@@ -371,7 +378,7 @@ static bool look_for_trouble(struct cuda_engine *engine, const struct cuda_slot 
     engine->checked_ns = now;
     cudaError_t error = cudaStreamQuery(engine->stream);
     if (error && error != cudaErrorNotReady)
-        check(engine, error, "a kernel");
+        lk_cuda_check(engine, error, "a kernel");
     else if (now - slot->launched_ns > STUCK_NS)
         lk_cuda_broken(engine, "a batch", "it did not end within 60 seconds");
     return engine->broken;
@@ -409,7 +416,9 @@ bool lk_cuda_hot(const struct lk_engine *base) {
     const struct cuda_engine *engine = (const struct cuda_engine *)base;
     const struct cuda_slot *slot = &engine->slot[engine->finished % LK_BATCHES_IN_FLIGHT];
 
-    return engine->finished != engine->launched && lk_cuda_now_ns() - slot->launched_ns < HOT_NS;
+    if (engine->finished != engine->launched && lk_cuda_now_ns() - slot->launched_ns < HOT_NS)
+        return true;
+    return lk_cuda_sentry_hot(&engine->sentry);
 }
 
 /* ---- sleep ---- */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * cuda_engine.h - the state of a GPU's engine, for the two files that make it up.
+ * cuda_engine.h - the state of a GPU's engine, for the files that make it up.
  *
  *   cuda_engine.c   batches: launch, poll, sleep
  *   cuda_open.c     opening, pools, clients' memory, closing
+ *   sentry.c        fences of clients on the GPU
  */
 #ifndef LK_CUDA_ENGINE_H
 #define LK_CUDA_ENGINE_H
@@ -13,6 +14,7 @@
 
 #include "lane.h"
 #include "memory.h"
+#include "sentry.h"
 
 #define LK_ROW_TOKENS_ANY 65536 /* queries of a row where the options do not say */
 
@@ -63,6 +65,9 @@ struct cuda_engine {
     uint64_t seen_fenced, seen_done; /* atomic: the words as the sleeper saw them */
     struct cuda_pool pool[LK_ENGINE_POOLS_MAX];
     uint32_t pools;
+    struct lk_cuda_sentry sentry;
+    bool mps; /* processes share the GPU side by side */
+    uint8_t uuid[16];
     uint64_t capture_ns, capture_bytes;
     char name[64], text[192];
 };
@@ -74,6 +79,8 @@ static inline struct cuda_engine *lk_cuda_engine_of(struct lk_engine *base) {
 uint64_t lk_cuda_now_ns(void);
 /* Notes what broke; the first stands. -> -EIO. */
 int lk_cuda_broken(struct cuda_engine *engine, const char *step, const char *words);
+/* The same of what is no 0 of a cudaError_t. */
+int lk_cuda_check(struct cuda_engine *engine, int error, const char *step);
 void *lk_cuda_run_waker(void *engine);
 
 int lk_cuda_launch(struct lk_engine *base, struct lk_batch *batch);
@@ -82,5 +89,10 @@ const char *lk_cuda_trouble(const struct lk_engine *base);
 bool lk_cuda_hot(const struct lk_engine *base);
 int lk_cuda_fd(const struct lk_engine *base);
 void lk_cuda_sleep(struct lk_engine *base, bool sleeping);
+
+int lk_cuda_raise(struct lk_engine *base, const struct lk_signal *signals, uint32_t count);
+bool lk_cuda_fence_reached(struct lk_engine *base, uint32_t place, const uint64_t *word,
+                           uint64_t value, uint64_t *ret_held);
+void lk_cuda_fence_forget(struct lk_engine *base, uint32_t place);
 
 #endif

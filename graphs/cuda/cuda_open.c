@@ -36,6 +36,42 @@ static void cuda_unmap(struct lk_engine *base, void *at) {
         cudaGetLastError(); /* it was not known: nothing to forget */
 }
 
+/* What the client sees is cleared memory: lk_cuda_memory_open() waits for that. */
+static int cuda_arena_open(struct lk_engine *base, uint64_t bytes, struct lk_engine_arena *ret,
+                           char *why, size_t why_bytes) {
+    struct cuda_engine *engine = lk_cuda_engine_of(base);
+    struct lk_cuda_memory memory;
+
+    if (cudaSetDevice(engine->gpu)) {
+        snprintf(why, why_bytes, "GPU %d: %s", engine->gpu, cudaGetErrorString(cudaGetLastError()));
+        return -EIO;
+    }
+    int error = lk_cuda_memory_open(engine->gpu, bytes, &memory, why, why_bytes);
+    if (error)
+        return error;
+    *ret = (struct lk_engine_arena){.at = memory.at,
+                                    .bytes = memory.bytes,
+                                    .handle = memory.handle,
+                                    .fd = memory.fd,
+                                    .gpu = (uint32_t)engine->gpu};
+    memcpy(ret->uuid, engine->uuid, sizeof ret->uuid);
+    return 0;
+}
+
+static void cuda_arena_close(struct lk_engine *base, struct lk_engine_arena *arena) {
+    struct cuda_engine *engine = lk_cuda_engine_of(base);
+    struct lk_cuda_memory memory = {arena->at, arena->bytes, arena->handle, arena->fd};
+
+    if (cudaSetDevice(engine->gpu) || lk_cuda_sentry_settle(&engine->sentry))
+        cudaGetLastError(); /* a broken engine says so itself */
+    lk_cuda_memory_close(&memory);
+    *arena = (struct lk_engine_arena){.fd = -1};
+}
+
+static bool cuda_mps(const struct lk_engine *base) {
+    return ((const struct cuda_engine *)base)->mps;
+}
+
 /* ---- pools ---- */
 
 static int open_lanes(struct cuda_engine *engine, struct cuda_pool *pool, char *why,
@@ -116,6 +152,7 @@ static void cuda_close(struct lk_engine *base) {
     cudaSetDevice(engine->gpu);
     if (engine->stream)
         cudaStreamSynchronize(engine->stream);
+    lk_cuda_sentry_close(&engine->sentry);
     for (uint32_t p = 0; p < engine->pools; p++) {
         for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT; i++)
             lk_cuda_lane_close(&engine->pool[p].lane[i]);
@@ -149,6 +186,12 @@ static const struct lk_backend cuda_backend = {
     .pool_open = cuda_pool_open,
     .map = cuda_map,
     .unmap = cuda_unmap,
+    .arena_open = cuda_arena_open,
+    .arena_close = cuda_arena_close,
+    .mps = cuda_mps,
+    .signal = lk_cuda_raise,
+    .fence_reached = lk_cuda_fence_reached,
+    .fence_forget = lk_cuda_fence_forget,
     .launch = lk_cuda_launch,
     .poll = lk_cuda_poll,
     .trouble = lk_cuda_trouble,
@@ -223,6 +266,8 @@ static int open_parts(struct cuda_engine *engine, char *why, size_t why_bytes) {
     if (!engine->words)
         return -ENOMEM;
     int rc = open_slots(engine, why, why_bytes);
+    if (!rc)
+        rc = lk_cuda_sentry_open(&engine->sentry, engine->mps, why, why_bytes);
     if (rc)
         return rc;
     rc = pthread_create(&engine->waker, NULL, lk_cuda_run_waker, engine);
@@ -230,6 +275,16 @@ static int open_parts(struct cuda_engine *engine, char *why, size_t why_bytes) {
     if (rc)
         snprintf(why, why_bytes, "engine: no thread: %s", strerror(rc));
     return -rc;
+}
+
+/* Whether this process's contexts on the GPU go through MPS. A driver that does not know the
+ * question knows no MPS either that could be asked for. */
+static bool shared(int gpu) {
+    int mps = 0;
+
+    if (cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, gpu))
+        cudaGetLastError();
+    return mps != 0;
 }
 
 int lk_cuda_engine_open(const struct lk_engine_options *options, struct lk_engine **ret, char *why,
@@ -251,6 +306,8 @@ int lk_cuda_engine_open(const struct lk_engine_options *options, struct lk_engin
     engine->max_row_tokens = options->max_row_tokens ? options->max_row_tokens : LK_ROW_TOKENS_ANY;
     sem_init(&engine->wake, 0, 0);
     cudaGetDeviceProperties(&properties, engine->gpu);
+    memcpy(engine->uuid, &properties.uuid, sizeof engine->uuid);
+    engine->mps = shared(engine->gpu);
     snprintf(engine->name, sizeof engine->name, "%.63s", properties.name);
     engine->processors = (uint32_t)properties.multiProcessorCount;
     if (cudaSetDevice(engine->gpu)) {

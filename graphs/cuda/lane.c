@@ -6,11 +6,16 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "memory.h"
 
 #define BIT(mode) (1U << (mode))
 #define EDGES_MAX 64 /* of a captured step: a chain of some eight kernels */
+
+_Static_assert(sizeof(struct lk_signal) == sizeof(struct lk_cuda_signal) &&
+                   LK_BATCH_SIGNALS_MAX <= LK_CUDA_SIGNALS_MAX,
+               "a batch's signals are the mark's");
 
 static const uint32_t scans_of[LK_LANE_VARIANTS] = {
     0,
@@ -59,12 +64,12 @@ static cudaError_t record(const struct lk_cuda_lane_options *o, const struct lk_
 
     if (error)
         return error;
-    error = (cudaError_t)lk_cuda_bring(lane->feed, lane->serial, lane->clock,
+    error = (cudaError_t)lk_cuda_bring(lane->feed, lane->marks, lane->clock,
                                        feed_blocks(step->bucket), o->stream);
     if (!error)
         error = (cudaError_t)lk_cuda_run(step, o->stream);
     if (!error)
-        error = (cudaError_t)lk_cuda_mark(lane->serial, o->word, lane->clock, o->stream);
+        error = (cudaError_t)lk_cuda_mark(lane->marks, o->word, lane->clock, o->stream);
     cudaError_t ended = cudaStreamEndCapture(o->stream, ret);
     return error ? error : ended;
 }
@@ -104,12 +109,15 @@ static int take_memory(const struct lk_cuda_lane_options *o, struct lk_cuda_lane
     if (lane->clock)
         lane->block = lk_cuda_host_alloc(sizeof *lane->block, why, why_bytes);
     if (lane->block)
+        lane->signals =
+            lk_cuda_host_alloc(LK_CUDA_SIGNALS_MAX * sizeof *lane->signals, why, why_bytes);
+    if (lane->signals)
         lane->results = lk_cuda_host_alloc(results * sizeof *lane->results, why, why_bytes);
     if (lane->results)
         lane->device = lk_cuda_device_alloc(sizeof *lane->device, why, why_bytes);
     if (lane->device)
-        lane->serial = lk_cuda_device_alloc(sizeof *lane->serial, why, why_bytes);
-    return lane->serial ? 0 : -ENOMEM;
+        lane->marks = lk_cuda_device_alloc(sizeof *lane->marks, why, why_bytes);
+    return lane->marks ? 0 : -ENOMEM;
 }
 
 int lk_cuda_lane_open(const struct lk_cuda_lane_options *o, struct lk_cuda_lane *lane, char *why,
@@ -128,9 +136,10 @@ void lk_cuda_lane_close(struct lk_cuda_lane *lane) {
         for (uint32_t b = 0; b < LK_LANE_BUCKETS; b++)
             if (lane->graph[v][b])
                 cudaGraphExecDestroy(lane->graph[v][b]);
-    lk_cuda_device_free(lane->serial);
+    lk_cuda_device_free(lane->marks);
     lk_cuda_device_free(lane->device);
     lk_cuda_host_free(lane->results);
+    lk_cuda_host_free(lane->signals);
     lk_cuda_host_free(lane->block);
     lk_cuda_host_free(lane->clock);
     lk_cuda_host_free(lane->feed);
@@ -154,8 +163,16 @@ void lk_cuda_lane_feed_begin(struct lk_cuda_lane *lane, uint64_t serial, uint64_
 
     lane->feed->serial = serial;
     lane->feed->pieces = 0;
+    lane->feed->signals = 0;
     *lane->clock = (struct lk_cuda_clock){.at = {0}};
     lane->piece_bytes = even > LK_CUDA_PIECE_BYTES ? even : LK_CUDA_PIECE_BYTES;
+}
+
+void lk_cuda_lane_signals(struct lk_cuda_lane *lane, const struct lk_signal *signals,
+                          uint32_t count) {
+    lane->feed->signals = count;
+    memcpy(lane->signals, signals, count * sizeof *signals);
+    lk_cuda_lane_feed(lane, lane->signals, lane->marks->signal, count * sizeof *signals);
 }
 
 void lk_cuda_lane_feed(struct lk_cuda_lane *lane, const void *from, void *to, uint64_t bytes) {

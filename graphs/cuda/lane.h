@@ -25,12 +25,13 @@
 #define LK_LANE_VARIANTS 5 /* exact; full; coarse; nested and tree; any */
 
 struct lk_cuda_lane {
-    struct lk_cuda_feed *feed;   /* pinned host memory, as the next three */
-    struct lk_cuda_clock *clock; /* of the step that runs */
-    struct lk_cuda_batch *block; /* filled by the host */
-    struct lk_head_out *results; /* [LK_BATCH_ROWS_MAX][kv_heads], written by the device */
+    struct lk_cuda_feed *feed;      /* pinned host memory, as the next four */
+    struct lk_cuda_clock *clock;    /* of the step that runs */
+    struct lk_cuda_batch *block;    /* filled by the host */
+    struct lk_cuda_signal *signals; /* [LK_CUDA_SIGNALS_MAX], of the step that runs */
+    struct lk_head_out *results;    /* [LK_BATCH_ROWS_MAX][kv_heads], written by the device */
     struct lk_cuda_batch *device;
-    uint64_t *serial;                      /* device: of the step that runs */
+    struct lk_cuda_marks *marks;           /* device: of the step that runs */
     uint32_t index[LK_BATCH_ROWS_MAX];     /* of the block's rows in the batch */
     struct lk_row rows[LK_BATCH_ROWS_MAX]; /* the same with the device's pointers */
     uint32_t count;
@@ -54,6 +55,9 @@ void lk_cuda_lane_close(struct lk_cuda_lane *lane);
 
 /* The graph for the rows in lane->rows. */
 cudaGraphExec_t lk_cuda_lane_graph(const struct lk_cuda_lane *lane);
+/* Fences that the step's mark raises. */
+void lk_cuda_lane_signals(struct lk_cuda_lane *lane, const struct lk_signal *signals,
+                          uint32_t count);
 /* Notes pieces for the feed, cut so that its blocks share the work. */
 void lk_cuda_lane_feed_begin(struct lk_cuda_lane *lane, uint64_t serial, uint64_t total_bytes);
 void lk_cuda_lane_feed(struct lk_cuda_lane *lane, const void *from, void *to, uint64_t bytes);

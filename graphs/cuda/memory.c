@@ -97,7 +97,7 @@ static int place(const struct driver *driver, const CUmemAllocationProp *prop,
     result = driver->access(at, m->bytes, &access, 1);
     if (result)
         return refuse(driver, result, "access to", m->bytes, why, why_bytes);
-    if (cudaMemset(m->at, 0, m->bytes)) {
+    if (cudaMemset(m->at, 0, m->bytes) || cudaStreamSynchronize(NULL)) {
         snprintf(why, why_bytes, "GPU memory cannot be cleared: %s",
                  cudaGetErrorString(cudaGetLastError()));
         return -EIO;

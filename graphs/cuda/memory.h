@@ -24,8 +24,8 @@ struct lk_cuda_memory { /* of the device */
     int fd;          /* shareable handle; -1: none */
 };
 
-/* Takes, maps and clears `bytes` on device `gpu`. -> 0, -ENOMEM with both sizes in why, -EIO with
- * the driver's words. */
+/* Takes, maps and clears `bytes` on device `gpu`; all are clear when it returns. -> 0, -ENOMEM with
+ * both sizes in why, -EIO with the driver's words. */
 int lk_cuda_memory_open(int gpu, uint64_t bytes, struct lk_cuda_memory *ret, char *why,
                         size_t why_bytes);
 void lk_cuda_memory_close(struct lk_cuda_memory *memory); /* of a zeroed struct: nothing */

@@ -6,8 +6,8 @@
  * Idea: the host writes down, in memory the device reads, which bytes are to be copied where: the
  * descriptor block, block tables, and from the clients' arenas queries, keys and values. One kernel
  * copies them all, whatever their number; it crosses the bus twice, for the list and for the bytes.
- * The last kernel of a step stores a number into a word of host memory once everything before it
- * can be seen there; the host polls the word.
+ * The last kernel of a step raises the fences of clients on the GPU and then stores a number into a
+ * word of host memory, once everything before it can be seen; the host polls the word.
  *
  * Invariants: pieces are aligned to 16 bytes, as is their length; pieces do not overlap. A feed is
  * not changed until its mark was seen.
@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 #include "cuda.h"
+#include "fence.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,20 +33,29 @@ struct lk_cuda_piece {
     uint64_t bytes;
 };
 
+struct lk_cuda_marks { /* device memory: what the mark of the step that runs does */
+    uint64_t serial;
+    uint32_t signals, reserved;
+    struct lk_cuda_signal signal[LK_CUDA_SIGNALS_MAX];
+};
+
 struct lk_cuda_feed { /* memory of the host, read by the device */
     uint64_t serial;  /* what the mark of this step stores; 0: it stores nothing */
-    uint32_t pieces, reserved;
+    uint32_t pieces;
+    uint32_t signals; /* raised by the mark; a piece brings them */
     struct lk_cuda_piece piece[LK_CUDA_PIECES_MAX];
 };
 
-/* Copies all pieces; leaves feed->serial in *serial (device memory) and the time in
- * clock->at[LK_CUDA_AT_FEED]. blocks: of the grid. Stream is a cudaStream_t. -> 0 or a cudaError_t.
- */
-int lk_cuda_bring(const struct lk_cuda_feed *feed, uint64_t *serial, struct lk_cuda_clock *clock,
-                  uint32_t blocks, void *stream);
-/* Stores *serial (device memory) into *word (host memory) unless it is 0, after all that ran before
- * on the stream; the time goes to clock->at[LK_CUDA_AT_FENCE] first. */
-int lk_cuda_mark(const uint64_t *serial, uint64_t *word, struct lk_cuda_clock *clock, void *stream);
+/* Copies all pieces; leaves feed->serial and feed->signals in *marks (device memory) and the time
+ * in clock->at[LK_CUDA_AT_FEED]. blocks: of the grid. Stream is a cudaStream_t. -> 0 or a
+ * cudaError_t. */
+int lk_cuda_bring(const struct lk_cuda_feed *feed, struct lk_cuda_marks *marks,
+                  struct lk_cuda_clock *clock, uint32_t blocks, void *stream);
+/* After all that ran before on the stream: raises the fences of *marks (device memory), then stores
+ * its serial into *word (host memory) unless it is 0. The time goes to clock->at[LK_CUDA_AT_FENCE]
+ * before that word. */
+int lk_cuda_mark(const struct lk_cuda_marks *marks, uint64_t *word, struct lk_cuda_clock *clock,
+                 void *stream);
 /* The same for a number known now, at LK_CUDA_AT_DONE; clock may be NULL. */
 int lk_cuda_mark_now(uint64_t serial, uint64_t *word, struct lk_cuda_clock *clock, void *stream);
 

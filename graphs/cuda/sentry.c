@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * sentry.c - see sentry.h.
+ */
+#include "cuda_engine.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+#define HOT_NS  UINT64_C(5000000) /* of a wait: longer than a layer of most models takes */
+#define LIFE_NS UINT64_C(50000)   /* of a watch: what a step may find in its way */
+#define LOOK_NS UINT64_C(50000)   /* between two watches that look once */
+#define COLD_NS UINT64_C(500000)  /* the same for a wait that is no longer hot */
+#define DEEP    2                 /* watches in the stream at once */
+
+_Static_assert(LK_FENCE_PLACES <= LK_CUDA_PLACES, "the watch has all places");
+
+int lk_cuda_sentry_open(struct lk_cuda_sentry *sentry, bool mps, char *why, size_t why_bytes) {
+    sentry->stays = mps;
+    if (cudaStreamCreateWithFlags(&sentry->stream, cudaStreamNonBlocking)) {
+        snprintf(why, why_bytes, "engine: %s", cudaGetErrorString(cudaGetLastError()));
+        return -EIO;
+    }
+    sentry->watch = lk_cuda_host_alloc(sizeof *sentry->watch, why, why_bytes);
+    return sentry->watch ? 0 : -ENOMEM;
+}
+
+void lk_cuda_sentry_close(struct lk_cuda_sentry *sentry) {
+    if (sentry->stream) {
+        cudaStreamSynchronize(sentry->stream);
+        cudaStreamDestroy(sentry->stream);
+    }
+    lk_cuda_host_free(sentry->watch);
+}
+
+int lk_cuda_sentry_settle(const struct lk_cuda_sentry *sentry) {
+    cudaEvent_t event;
+    cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+
+    if (error)
+        return (int)error;
+    error = cudaEventRecord(event, sentry->stream);
+    if (!error)
+        error = cudaEventSynchronize(event);
+    cudaEventDestroy(event);
+    return (int)error;
+}
+
+bool lk_cuda_sentry_hot(const struct lk_cuda_sentry *sentry) {
+    return sentry->armed && lk_cuda_now_ns() - sentry->armed_ns < HOT_NS;
+}
+
+/* Launches a watch if it is time for one. */
+static void keep(struct cuda_engine *engine) {
+    struct lk_cuda_sentry *sentry = &engine->sentry;
+    uint64_t ended = __atomic_load_n(&sentry->watch->ended, __ATOMIC_ACQUIRE);
+    uint64_t there = sentry->launched - ended, now = lk_cuda_now_ns();
+    bool hot = now - sentry->armed_ns < HOT_NS, stays = hot && sentry->stays;
+
+    if (engine->broken || there >= (stays ? DEEP : 1))
+        return;
+    if (!stays && now - sentry->launched_ns < (hot ? LOOK_NS : COLD_NS))
+        return;
+    int error = (int)cudaSetDevice(engine->gpu);
+    if (!error)
+        error =
+            lk_cuda_watch(sentry->watch, ++sentry->launched, stays ? LIFE_NS : 0, sentry->stream);
+    sentry->launched_ns = now;
+    lk_cuda_check(engine, error, "watching fences");
+}
+
+/* The ticket comes last: the device takes over a place by it. */
+static void change(struct lk_cuda_sentry *sentry, uint32_t place, const uint64_t *word,
+                   uint64_t value, uint64_t ticket) {
+    struct lk_cuda_watch *watch = sentry->watch;
+
+    __atomic_store_n(&watch->ticket[place], 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&watch->word[place], word, __ATOMIC_RELEASE);
+    __atomic_store_n(&watch->value[place], value, __ATOMIC_RELEASE);
+    __atomic_store_n(&watch->ticket[place], ticket, __ATOMIC_RELEASE);
+    __atomic_store_n(&watch->version, watch->version + 1, __ATOMIC_RELEASE);
+    sentry->ticket[place] = ticket;
+}
+
+void lk_cuda_fence_forget(struct lk_engine *base, uint32_t place) {
+    struct lk_cuda_sentry *sentry = &lk_cuda_engine_of(base)->sentry;
+
+    if (!sentry->ticket[place])
+        return;
+    change(sentry, place, NULL, 0, 0);
+    sentry->armed--;
+}
+
+bool lk_cuda_fence_reached(struct lk_engine *base, uint32_t place, const uint64_t *word,
+                           uint64_t value, uint64_t *ret_held) {
+    struct cuda_engine *engine = lk_cuda_engine_of(base);
+    struct lk_cuda_sentry *sentry = &engine->sentry;
+    struct lk_cuda_watch *watch = sentry->watch;
+
+    if (!sentry->ticket[place]) {
+        change(sentry, place, word, value, ++sentry->tickets);
+        sentry->armed++;
+        sentry->armed_ns = lk_cuda_now_ns();
+    } else if (__atomic_load_n(&watch->reached[place], __ATOMIC_ACQUIRE) == sentry->ticket[place]) {
+        lk_cuda_fence_forget(base, place);
+        return true;
+    }
+    *ret_held = __atomic_load_n(&watch->held[place], __ATOMIC_RELAXED);
+    keep(engine);
+    return false;
+}
+
+int lk_cuda_raise(struct lk_engine *base, const struct lk_signal *signals, uint32_t count) {
+    struct cuda_engine *engine = lk_cuda_engine_of(base);
+    int error = (int)cudaSetDevice(engine->gpu);
+
+    if (!error)
+        error = lk_cuda_signal((const struct lk_cuda_signal *)signals, count, engine->stream);
+    return lk_cuda_check(engine, error, "raising fences");
+}

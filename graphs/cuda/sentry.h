@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * sentry.h - keeps a watch (kernels/cuda/fence.h) on the device while fences are waited for.
+ *
+ * Idea: a watch lives for a time and is launched again as long as something is waited for. In the
+ * first milliseconds of a wait, and where processes run on the GPU side by side (MPS), two watches
+ * stand in the stream, one behind the other, so that there is no gap: what reaches its value is
+ * known a microsecond or two later. After that, and where processes take turns - there a watch
+ * that stayed would keep the GPU from the client it waits for -, a watch looks once, and there is a
+ * pause before the next. So a fence that is never reached costs others next to nothing.
+ *
+ * Invariant: a word is not looked at any more once the sentry has settled after it was forgotten.
+ *
+ * Thread: whoever owns the engine, but for lk_cuda_sentry_settle(): any. Does not know whose a word
+ * is nor when its time is over.
+ */
+#ifndef LK_CUDA_SENTRY_H
+#define LK_CUDA_SENTRY_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "../../kernels/cuda/fence.h"
+
+struct lk_cuda_sentry {
+    struct lk_cuda_watch *watch; /* pinned host memory */
+    cudaStream_t stream;
+    bool stays;                      /* MPS: a watch may */
+    uint64_t launched;               /* watches */
+    uint64_t launched_ns;            /* the last of them */
+    uint64_t tickets;                /* given out */
+    uint64_t ticket[LK_CUDA_PLACES]; /* 0: the place is free */
+    uint32_t armed;                  /* places */
+    uint64_t armed_ns;               /* the last of them */
+};
+
+/* -> 0 or -errno with a sentence in why. close() undoes what there is. */
+int lk_cuda_sentry_open(struct lk_cuda_sentry *sentry, bool mps, char *why, size_t why_bytes);
+void lk_cuda_sentry_close(struct lk_cuda_sentry *sentry);
+/* Waits until watches launched so far have ended. -> 0 or a cudaError_t. */
+int lk_cuda_sentry_settle(const struct lk_cuda_sentry *sentry);
+/* A word is about to be reached, more likely than not: rather spin. */
+bool lk_cuda_sentry_hot(const struct lk_cuda_sentry *sentry);
+
+#endif

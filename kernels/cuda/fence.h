@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * fence.h - words of device memory that clients on the GPU and the daemon hand over by.
+ *
+ * Idea: a client's kernel raises a word when its inputs are there, the daemon raises another when
+ * outputs are. The daemon's host must know of the first before it launches a step: a small kernel,
+ * the watch, looks at the words it is told of and says in host memory which have reached their
+ * value. It ends by itself after a time, at once if there is nothing to watch, and is launched
+ * again while something is: a kernel that never ended would hold up whoever gives memory back.
+ *
+ * What is watched is a table in host memory. The host writes a place's word and value, then its
+ * ticket, then raises `version`; the device looks at `version` in every round. A ticket is never
+ * used twice, so an answer to an old one is known as such.
+ *
+ * Order: the device reads a word relaxed, and passes a fence before it tells; the host launches the
+ * step after it was told, and a launch sees what was seen before it. Words are raised with release
+ * at the scope of the GPU: clients run there too, and its L2 is where both see them.
+ */
+#ifndef LK_CUDA_FENCE_H
+#define LK_CUDA_FENCE_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LK_CUDA_SIGNALS_MAX 1024 /* of a step */
+#define LK_CUDA_PLACES      256
+
+struct lk_cuda_signal {
+    uint64_t *word; /* device memory */
+    uint64_t value;
+};
+
+/* Raises words after all that ran before on the stream. Stream is a cudaStream_t. -> 0 or a
+ * cudaError_t. */
+int lk_cuda_signal(const struct lk_cuda_signal *signals, uint32_t count, void *stream);
+
+struct lk_cuda_watch { /* memory of the host that the device reads and writes */
+    /* the host's */
+    uint64_t version, pad0[15];
+    uint64_t ticket[LK_CUDA_PLACES]; /* 0: nothing is watched */
+    const uint64_t *word[LK_CUDA_PLACES];
+    uint64_t value[LK_CUDA_PLACES];
+    /* the device's */
+    uint64_t ended, pad1[15];         /* number of the last watch that has ended */
+    uint64_t reached[LK_CUDA_PLACES]; /* a ticket whose word has reached its value */
+    uint64_t held[LK_CUDA_PLACES];    /* what the word held when it was last seen to change */
+};
+
+/* Watches for life_ns at most, 0: looks once; then stores `number` into watch->ended. */
+int lk_cuda_watch(struct lk_cuda_watch *watch, uint64_t number, uint64_t life_ns, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
