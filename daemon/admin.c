@@ -16,6 +16,7 @@
 
 #include "../shm_protocol/wire.h"
 #include "log.h"
+#include "mps.h"
 
 struct verb {
     const char *name;
@@ -108,6 +109,25 @@ static json_t *placement_json(const struct lk_server *server) {
     return object;
 }
 
+/* Clients on the GPU; absent where there are none. */
+static void set_device_arenas(const struct lk_server *server, json_t *reply) {
+    uint64_t count = 0, bytes = 0;
+    char words[LK_MPS_WORDS];
+    for (uint32_t i = 0; i < LK_PEERS_MAX; i++) {
+        count += server->peer[i].device.at != NULL;
+        bytes += server->peer[i].device.at ? server->peer[i].device.bytes : 0;
+    }
+    if (!count)
+        return;
+    bool mps = lk_intake_mps(server->intake);
+    json_t *object = json_object();
+    set_u64(object, "arenas", count);
+    set_u64(object, "bytes", bytes);
+    json_object_set_new(object, "mps", json_boolean(mps));
+    json_object_set_new(object, "sharing", json_string(lk_mps_words(mps, words)));
+    json_object_set_new(reply, "device_arenas", object);
+}
+
 static int run_status(struct lk_server *server, json_t *reply, char *why, size_t bytes) {
     struct lk_intake_status status;
     char protocol[16], who[128];
@@ -133,6 +153,7 @@ static int run_status(struct lk_server *server, json_t *reply, char *why, size_t
     set_u64(reply, "leases", status.leases);
     json_object_set_new(reply, "work", work_json(&status));
     json_object_set_new(reply, "placement", placement_json(server));
+    set_device_arenas(server, reply);
     return run_pools(server, reply, why, bytes);
 }
 
@@ -153,6 +174,8 @@ static json_t *client_json(const struct lk_server *server,
         json_object_set_new(object, "leaving", json_boolean(peer->state == LK_PEER_LEAVING));
         set_u64(object, "connected_seconds", (lk_now_ns() - peer->since_ns) / 1000000000);
         set_u64(object, "arena_bytes", peer->memory.sizes.arena_bytes);
+        if (peer->device.at)
+            set_u64(object, "device_arena_bytes", peer->device.bytes);
     }
     set_u64(object, "submissions", channel->submissions);
     set_u64(object, "completions", channel->completions);

@@ -19,8 +19,9 @@ int lk_work_alloc(struct lk_work *work) {
     work->slots = calloc(LK_BATCH_SLOTS, sizeof(*work->slots));
     work->items = calloc(LK_BATCH_ITEMS, sizeof(*work->items));
     work->shared = calloc(LK_BATCH_COPIES, sizeof(*work->shared));
+    work->signals = calloc(LK_BATCH_SIGNALS_MAX, sizeof(*work->signals));
     if (work->rows && work->copies && work->writes && work->before && work->after && work->slots &&
-        work->items && work->shared)
+        work->items && work->shared && work->signals)
         return 0;
     lk_work_unalloc(work);
     return -ENOMEM;
@@ -35,6 +36,7 @@ void lk_work_unalloc(struct lk_work *work) {
     free(work->slots);
     free(work->items);
     free(work->shared);
+    free(work->signals);
     memset(work, 0, sizeof(*work));
 }
 
@@ -45,6 +47,7 @@ void lk_work_reset(struct lk_work *work, uint64_t serial) {
                                     .writes = work->writes,
                                     .builds_before = work->before,
                                     .builds_after = work->after,
+                                    .signals = work->signals,
                                     .owner = work};
     work->serial = serial;
     work->item_count = work->shared_count = 0;

@@ -46,6 +46,7 @@ struct lk_work {
     uint64_t *slots;
     struct lk_item *items;
     struct lk_batch_copy *shared;
+    struct lk_signal *signals; /* of submissions whose last part is in the batch */
     uint32_t item_count, shared_count;
     uint64_t tokens, products, slots_used, workspace_used;
 };

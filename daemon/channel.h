@@ -62,6 +62,10 @@ struct lk_submission {
     struct lk_refusal refusal;
     uint64_t serial, batch_serial; /* its own number; the last batch it was timed with */
     uint64_t taken_ns;
+    uint32_t wait_fence, signal_fence; /* number, 0: none; the first until it is reached */
+    uint64_t wait_value, signal_value;
+    uint64_t watched_ns;          /* since when its fence is waited for; 0: it is not */
+    bool signalled;               /* its last batch raises its fence */
     struct lk_step_result result; /* summed up over its batches */
     _Alignas(LK_LINE) uint8_t inside[LK_INLINE_BYTES];
 };
@@ -87,6 +91,8 @@ struct lk_channel_limits {
 
 struct lk_channel {
     struct lk_channel_open open;
+    uint8_t *device; /* the device arena, by the device's address; NULL: none */
+    uint64_t device_bytes;
     enum lk_channel_state state;
     struct lk_ring_daemon ring;
     struct lk_user *user;

@@ -74,6 +74,8 @@ static const struct key limit_keys[] = {
     {"max_pages", AT(max_pages), SIZE, true, 0, UINT32_MAX, NULL},
     {"max_pages_per_uid", AT(max_pages_per_uid), SIZE, true, 0, UINT32_MAX, NULL},
     {"max_arena", AT(max_arena_bytes), SIZE, true, 65536, LK_ARENA_BYTES_MAX, NULL},
+    {"max_device_arena", AT(max_device_arena_bytes), SIZE, true, 0, LK_ARENA_BYTES_MAX, NULL},
+    {"fence_ms", AT(fence_ms), U32, true, 1, 60000, NULL},
     {"max_row_tokens", AT(max_row_tokens), U32, false, 1, LK_ROW_TOKENS_MAX, NULL},
     {0},
 };
@@ -119,6 +121,8 @@ void lk_config_defaults(struct lk_config *ret) {
         .max_sequences = 1024,
         .max_leases = 16,
         .max_arena_bytes = GIB,
+        .max_device_arena_bytes = GIB / 4,
+        .fence_ms = 1000,
         .max_row_tokens = 8192,
     };
 }

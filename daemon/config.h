@@ -58,6 +58,8 @@ struct lk_config {
     uint64_t max_pages;         /* 0: the whole pool */
     uint64_t max_pages_per_uid; /* 0: the whole pool */
     uint64_t max_arena_bytes;
+    uint64_t max_device_arena_bytes; /* 0: none may be had */
+    uint32_t fence_ms;               /* a submission waits so long for a fence (at once) */
     uint32_t max_row_tokens;
     /* [pool NAME] */
     uint32_t pools;

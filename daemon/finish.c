@@ -75,7 +75,7 @@ static void fence_item(struct lk_intake *intake, const struct lk_work *work, str
     s->placed--;
     s->done += (item->row || item->write) && !item->part;
     if (s->placed == 0 && !s->waits)
-        lk_channel_finish(item->channel, s, 0, intake->now_ns);
+        lk_submission_over(intake, s, 0);
     item->submission = NULL;
 }
 

@@ -157,9 +157,10 @@ static int open_buffers(struct lk_intake *intake) {
         rc = lk_channel_alloc(&intake->channel[i]);
     intake->list = calloc(2 * LK_LIST_MAX, sizeof(*intake->list));
     intake->undo = calloc(LK_ROW_TOKENS_MAX, sizeof(*intake->undo));
+    intake->signals = calloc(LK_SIGNALS_MAX, sizeof(*intake->signals));
     intake->command = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     intake->epoll = epoll_create1(EPOLL_CLOEXEC);
-    if (!rc && (!intake->list || !intake->undo))
+    if (!rc && (!intake->list || !intake->undo || !intake->signals))
         rc = -ENOMEM;
     if (!rc && (intake->command < 0 || intake->epoll < 0))
         rc = -EMFILE;
@@ -214,6 +215,7 @@ void lk_intake_close(struct lk_intake *intake) {
     free(intake->written);
     free(intake->list);
     free(intake->undo);
+    free(intake->signals);
     if (intake->command >= 0)
         close(intake->command);
     if (intake->epoll >= 0)
@@ -382,6 +384,54 @@ void lk_intake_channel_forget(struct lk_intake *intake, uint8_t *arena) {
     lk_engine_unmap(intake->engine, arena);
 }
 
+/* ---- clients on the GPU ---- */
+
+struct device_call {
+    uint32_t id;
+    const struct lk_engine_arena *arena;
+    int rc;
+};
+
+static void device_arena_call(struct lk_intake *intake, void *argument) {
+    struct device_call *call = argument;
+    call->rc = -ESRCH;
+    for (uint32_t i = 0; i < intake->channels; i++) {
+        struct lk_channel *channel = &intake->channel[intake->active[i]];
+        if (channel->open.id != call->id || channel->state == LK_CHANNEL_LEAVING)
+            continue;
+        channel->device = call->arena->at;
+        channel->device_bytes = call->arena->bytes;
+        call->rc = 0;
+    }
+}
+
+int lk_intake_device_arena_open(struct lk_intake *intake, uint32_t id, uint64_t bytes,
+                                struct lk_engine_arena *ret, char *why, size_t why_bytes) {
+    struct lk_engine_arena arena;
+    struct device_call call = {id, &arena, 0};
+    int rc = lk_engine_arena_open(intake->engine, bytes, &arena, why, why_bytes);
+    if (rc)
+        return rc;
+    lk_intake_call(intake, device_arena_call, &call);
+    if (call.rc) {
+        lk_engine_arena_close(intake->engine, &arena);
+        snprintf(why, why_bytes, "client %u is leaving", id);
+        return call.rc;
+    }
+    *ret = arena;
+    return 0;
+}
+
+void lk_intake_device_arena_close(struct lk_intake *intake, struct lk_engine_arena *arena) {
+    lk_engine_arena_close(intake->engine, arena);
+}
+
+bool lk_intake_mps(const struct lk_intake *intake) {
+    return lk_engine_mps(intake->engine);
+}
+
+/* ---- channels that go ---- */
+
 static void remove_channel_call(struct lk_intake *intake, void *argument) {
     uint32_t id = *(uint32_t *)argument;
     for (uint32_t i = 0; i < intake->channels; i++) {
@@ -391,6 +441,7 @@ static void remove_channel_call(struct lk_intake *intake, void *argument) {
         channel->state = LK_CHANNEL_LEAVING;
         channel->published = false;
         lk_unwatch_bell(intake, channel);
+        lk_fence_forget(intake, channel);
         if (intake->list_owner && intake->list_owner->channel == channel)
             intake->list_owner = NULL;
         lk_channel_drop_queue(channel);
@@ -419,6 +470,7 @@ static void limits_call(struct lk_intake *intake, void *argument) {
     intake->config.max_leases = fresh->max_leases;
     intake->config.max_pages = fresh->max_pages;
     intake->config.max_pages_per_uid = fresh->max_pages_per_uid;
+    intake->config.fence_ms = fresh->fence_ms;
 }
 
 void lk_intake_limits(struct lk_intake *intake, const struct lk_config *config) {

@@ -87,6 +87,14 @@ void lk_intake_channel_remove(struct lk_intake *intake, uint32_t id);
 /* After `released`, before the arena is unmapped: the device forgets it. Also of a channel that was
  * never added. */
 void lk_intake_channel_forget(struct lk_intake *intake, uint8_t *arena);
+/* Memory of the device for the channel, at most once in its life. -> 0 or -errno, sentence in
+ * why. On a GPU it takes milliseconds, which only the caller waits for. */
+int lk_intake_device_arena_open(struct lk_intake *intake, uint32_t id, uint64_t bytes,
+                                struct lk_engine_arena *ret, char *why, size_t why_bytes);
+/* After `released`. */
+void lk_intake_device_arena_close(struct lk_intake *intake, struct lk_engine_arena *arena);
+/* Whether processes on the device run side by side (MPS). Any thread, no blocking. */
+bool lk_intake_mps(const struct lk_intake *intake);
 void lk_intake_drain(struct lk_intake *intake,
                      bool drain); /* draining: SEQUENCE_CREATE and LEASE_OPEN are refused */
 void lk_intake_limits(struct lk_intake *intake,

@@ -41,6 +41,11 @@
 #define LK_BATCH_WRITES    LK_BATCH_ROWS_MAX
 #define LK_BATCH_ITEMS     (2 * LK_BATCH_ROWS_MAX + 64) /* rows, writes, lists that wait for it */
 
+/* Fences to be raised in a tick beside those that batches raise: of each submission at most one. */
+#define LK_SIGNALS_MAX (LK_CHANNELS_MAX * (LK_QUEUE_SUBMISSIONS + LK_TAKE_PER_TURN))
+/* A sleeping intake looks so often at fences that are waited for. */
+#define LK_FENCE_LOOK_MS 1
+
 /* Leases of a pool, all clients' together. */
 #define LK_LEASES_MAX 256
 
@@ -57,6 +62,8 @@ _Static_assert(sizeof(struct lk_step_desc) + 10 * sizeof(struct lk_row_desc) == 
 _Static_assert(LK_BATCH_COPIES >= 1024 * LK_QUAD_PAGES,
                "a quad's pages of all layers (config.c: at most 1024) fit a batch");
 _Static_assert(LK_ROWS_MAX <= LK_BATCH_ROWS_MAX, "a submission's rows fit a batch");
+_Static_assert(LK_BATCH_ITEMS <= LK_BATCH_SIGNALS_MAX, "every item's submission may signal");
+_Static_assert(LK_CHANNELS_MAX <= LK_FENCE_PLACES, "every channel's head may wait for a fence");
 _Static_assert(LK_ROW_TOKENS_MAX <= LK_BATCH_SLOTS, "a row's slots fit a batch");
 _Static_assert(LK_LIST_MAX <= LK_BATCH_SLOTS, "a list of page ids fits where slots do");
 

@@ -28,6 +28,7 @@ union message {
     struct lk_hello hello;
     struct lk_msg_pool_get pool_get;
     struct lk_msg_pool_map pool_map;
+    struct lk_msg_device_arena device_arena;
     struct lk_msg_admin admin;
 };
 
@@ -46,6 +47,8 @@ static void forget(struct lk_server *server, struct lk_peer *peer) {
         close(peer->fd); /* leaves the epoll by itself */
     if (peer->memory.arena)
         lk_intake_channel_forget(server->intake, peer->memory.arena);
+    if (peer->device.at)
+        lk_intake_device_arena_close(server->intake, &peer->device);
     lk_channel_memory_destroy(&peer->memory);
     peer->fd = -1;
     peer->state = LK_PEER_FREE;
@@ -300,7 +303,15 @@ static void answer(struct lk_server *server, struct lk_peer *peer, const struct 
         lk_peer_hang_up(server, peer);
 }
 
-/* "No such pool" is an answer, not the end. */
+/* "No" is an answer, not the end. */
+static void answer_refused(struct lk_server *server, struct lk_peer *peer, int error,
+                           const char *why) {
+    struct lk_refused refused = {.error = error, .major = LK_ABI_MAJOR, .minor = LK_ABI_MINOR};
+    lk_wire_head(&refused.head, LK_MSG_REFUSED, sizeof(refused));
+    snprintf(refused.reason, sizeof(refused.reason), "%s", why); /* no byte behind its end */
+    answer(server, peer, &refused.head, -1);
+}
+
 static void answer_no_pool(struct lk_server *server, struct lk_peer *peer, const char *name,
                            uint32_t index) {
     char why[LK_REASON_BYTES];
@@ -311,10 +322,7 @@ static void answer_no_pool(struct lk_server *server, struct lk_peer *peer, const
     for (uint32_t i = 0; name && i < server->config.pools && (size_t)length < sizeof(why); i++)
         length += snprintf(why + length, sizeof(why) - (size_t)length, "%s %s", i ? "," : "",
                            server->config.pool[i].name);
-    struct lk_refused refused = {.error = -ESRCH, .major = LK_ABI_MAJOR, .minor = LK_ABI_MINOR};
-    lk_wire_head(&refused.head, LK_MSG_REFUSED, sizeof(refused));
-    snprintf(refused.reason, sizeof(refused.reason), "%s", why); /* no byte behind its end */
-    answer(server, peer, &refused.head, -1);
+    answer_refused(server, peer, -ESRCH, why);
 }
 
 static void tell_pool(struct lk_server *server, struct lk_peer *peer,
@@ -370,6 +378,53 @@ static void map_pool(struct lk_server *server, struct lk_peer *peer,
     close(fd);
 }
 
+/* -> 0, or -errno with a sentence in why. */
+static int device_arena_invalid(const struct lk_server *server, const struct lk_peer *peer,
+                                uint64_t wanted, char *why, size_t bytes) {
+    const uint64_t fences = LK_DEVICE_FENCES * LK_DEVICE_FENCE_STRIDE;
+    uint64_t most = server->config.max_device_arena_bytes;
+    if (peer->device.at) {
+        snprintf(why, bytes, "the connection has a device arena, of %" PRIu64 " bytes: one is all",
+                 peer->device.bytes);
+        return -EBUSY;
+    }
+    if (wanted <= fences) {
+        snprintf(why, bytes, "a device arena of %" PRIu64 " bytes: its fences alone take %" PRIu64,
+                 wanted, fences);
+        return -EINVAL;
+    }
+    if (wanted > most) {
+        snprintf(why, bytes,
+                 "a device arena of %" PRIu64 " bytes is more than limits.max_device_arena, "
+                 "%" PRIu64,
+                 wanted, most);
+        return -EDQUOT;
+    }
+    return 0;
+}
+
+static void make_device_arena(struct lk_server *server, struct lk_peer *peer,
+                              const struct lk_msg_device_arena *ask) {
+    char why[LK_REASON_BYTES] = "", words[96], size[16];
+    int rc = device_arena_invalid(server, peer, ask->bytes, why, sizeof(why));
+    if (!rc)
+        rc = lk_intake_device_arena_open(server->intake, peer->channel, ask->bytes, &peer->device,
+                                         why, sizeof(why));
+    if (rc) {
+        answer_refused(server, peer, rc, why);
+        return;
+    }
+    struct lk_msg_device_arena_made made = {.bytes = peer->device.bytes,
+                                            .gpu = peer->device.gpu,
+                                            .fences = LK_DEVICE_FENCES,
+                                            .fence_stride = LK_DEVICE_FENCE_STRIDE};
+    memcpy(made.uuid, peer->device.uuid, sizeof(made.uuid));
+    lk_wire_head(&made.head, LK_MSG_DEVICE_ARENA_MADE, sizeof(made));
+    lk_log_peer(LK_LOG_INFO, "client %u (%s) has a device arena of %s", peer->channel,
+                peer_words(peer, words), lk_memory_text(peer->device.bytes, size));
+    answer(server, peer, &made.head, peer->device.fd);
+}
+
 static void carry_out(struct lk_server *server, struct lk_peer *peer,
                       const struct lk_msg_admin *ask) {
     struct lk_msg_admin_reply reply;
@@ -393,6 +448,9 @@ static void dispatch(struct lk_server *server, struct lk_peer *peer, const union
         tell_pool(server, peer, &message->pool_get);
     else if (open && head->type == LK_MSG_POOL_MAP && head->bytes == sizeof(message->pool_map))
         map_pool(server, peer, &message->pool_map);
+    else if (open && head->type == LK_MSG_DEVICE_ARENA &&
+             head->bytes == sizeof(message->device_arena))
+        make_device_arena(server, peer, &message->device_arena);
     else if (head->type == LK_MSG_ADMIN && head->bytes == sizeof(message->admin))
         carry_out(server, peer, &message->admin);
     else {

@@ -11,6 +11,7 @@
 #ifndef LK_PEER_H
 #define LK_PEER_H
 
+#include "../graphs/engine.h"
 #include "../shm_protocol/segment.h"
 #include "access.h"
 
@@ -52,6 +53,7 @@ struct lk_peer {
     uint64_t deadline_ns; /* GREETING, REFUSED */
     char name[LK_NAME_BYTES];
     struct lk_channel_memory memory; /* OPEN, LEAVING */
+    struct lk_engine_arena device;   /* likewise; at is NULL: it has none */
 };
 
 /* A connection that was accepted; fd is taken over. */

@@ -9,6 +9,7 @@
  *   step.c      rows of sequences: APPEND, DECODE, ATTEND
  *   table.c     rows and lists of leases: WRITE, ATTEND_TABLE, COPY_PAGES
  *   finish.c    marks of batches -> completions
+ *   fence.c     fences of clients on the GPU
  *
  * Idea: one thread, no locks. A submission runs when it is the head of its channel's queue; it says
  * whether it has started for good, or must wait for a batch to come or to end.
@@ -60,6 +61,10 @@ struct lk_intake {
     uint32_t *list; /* [2 * LK_LIST_MAX], the private copy of one list at a time */
     const struct lk_submission *list_owner;
     struct lk_lease_undo *undo; /* [LK_ROW_TOKENS_MAX] */
+
+    uint32_t fences_waited;    /* heads of queues that wait for one */
+    struct lk_signal *signals; /* [LK_SIGNALS_MAX], to be raised when this tick has launched */
+    uint32_t signal_count;
 
     bool draining;
     uint64_t now_ns; /* the last look at the clock: a microsecond or less ago */
@@ -127,6 +132,9 @@ enum lk_run lk_refuse(struct lk_intake *intake, struct lk_submission *submission
 enum lk_run lk_answer(struct lk_intake *intake, struct lk_submission *submission, uint64_t value);
 enum lk_run lk_started(struct lk_intake *intake, struct lk_submission *submission);
 
+/* A submission that runs no more is answered, its fence raised. */
+void lk_submission_over(struct lk_intake *intake, struct lk_submission *submission, uint64_t value);
+
 enum lk_run lk_run_object(struct lk_intake *intake, struct lk_submission *submission);
 enum lk_run lk_run_rows(struct lk_intake *intake, struct lk_submission *submission);
 enum lk_run lk_run_write(struct lk_intake *intake, struct lk_submission *submission);
@@ -157,6 +165,26 @@ void lk_row_placed(struct lk_submission *submission, struct lk_item *item, uint3
 /* Room in the batch for a row; takes it -> the row's place, or NULL: not in this batch. */
 struct lk_row *lk_place_row(const struct lk_intake *intake, struct lk_work *work,
                             const struct lk_row *row);
+
+/* An offset of q, k, v, out or lse, in the arena or the device arena, as an address. */
+static inline uint8_t *lk_payload(const struct lk_channel *channel, uint64_t offset) {
+    return offset >= LK_DEVICE_BASE ? channel->device + (offset - LK_DEVICE_BASE)
+                                    : channel->open.arena + offset;
+}
+
+/* ---- fence.c ---- */
+/* The head waits for a fence (again) -> true: no more. */
+bool lk_fence_passed(struct lk_intake *intake, struct lk_submission *submission);
+/* Looks at all fences that heads wait for -> one was reached, or its time is over. */
+bool lk_fences_look(struct lk_intake *intake);
+/* The channel goes. */
+void lk_fence_forget(struct lk_intake *intake, const struct lk_channel *channel);
+/* The submission's last part was placed in the batch being filled, which raises its fence. */
+void lk_fence_with_batch(struct lk_intake *intake, struct lk_submission *submission);
+/* The submission is over: its fence is raised unless a batch has. */
+void lk_fence_signal(struct lk_intake *intake, struct lk_submission *submission);
+/* At the end of a tick: raises what lk_fence_signal() collected. */
+void lk_fences_raise(struct lk_intake *intake);
 
 /* ---- finish.c ---- */
 /* Ends the process with the engine's reason: no result can be trusted any more. */

@@ -60,9 +60,9 @@ static void fill_outputs(const struct lk_submission *s, uint32_t index, const st
     const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + index;
     uint8_t *arena = s->channel->open.arena;
     uint64_t results = s->desc->step.results;
-    row->q = arena + desc->q;
-    row->out = (float *)(arena + desc->out);
-    row->lse = desc->lse == LK_NONE ? NULL : (float *)(arena + desc->lse);
+    row->q = lk_payload(s->channel, desc->q);
+    row->out = (float *)lk_payload(s->channel, desc->out);
+    row->lse = desc->lse == LK_NONE ? NULL : (float *)lk_payload(s->channel, desc->lse);
     row->list = desc->list == LK_NONE ? NULL : (struct lk_page_weight *)(arena + desc->list);
     row->list_pages = row->list ? desc->list_pages : 0;
     if (results != LK_NONE)
@@ -77,8 +77,8 @@ void lk_fill_row(const struct lk_submission *s, uint32_t index, const struct lk_
     *ret = (struct lk_row){.pool = &pool->view, .layer = desc->layer, .length = length};
     if (appends) {
         ret->append = desc->tokens;
-        ret->k = s->channel->open.arena + desc->k;
-        ret->v = s->channel->open.arena + desc->v;
+        ret->k = lk_payload(s->channel, desc->k);
+        ret->v = lk_payload(s->channel, desc->v);
     }
     if (s->op == LK_OP_APPEND)
         return;

@@ -142,8 +142,8 @@ static bool place_write(struct lk_intake *intake, struct lk_work *work, struct l
     *write = (struct lk_write){.pool = &lease->pool->view,
                                .layer = desc->layer,
                                .tokens = desc->tokens,
-                               .k = arena + desc->k,
-                               .v = arena + desc->v,
+                               .k = lk_payload(s->channel, desc->k),
+                               .v = lk_payload(s->channel, desc->v),
                                .slots = slots};
     work->slots_used += desc->tokens;
     work->batch.build_before_count += lk_lease_builds(

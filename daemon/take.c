@@ -16,7 +16,8 @@ static struct lk_bounds bounds_of(const struct lk_intake *intake,
     return (struct lk_bounds){.pools = intake->shape,
                               .pool_count = intake->pools,
                               .max_row_tokens = intake->config.max_row_tokens,
-                              .arena_bytes = channel->open.arena_bytes};
+                              .arena_bytes = channel->open.arena_bytes,
+                              .device_bytes = channel->device_bytes};
 }
 
 static enum lk_reason desc_invalid(const struct lk_intake *intake, const struct lk_submission *s,
@@ -37,7 +38,8 @@ static bool answer_empty(struct lk_intake *intake, struct lk_channel *channel,
     struct lk_step_result zero = {0};
     struct lk_step_desc step;
     struct lk_refusal refusal;
-    if (channel->queued || sqe->desc_bytes != sizeof(step) || !lk_op_is_step(sqe->op))
+    if (channel->queued || sqe->wait_fence || sqe->signal_fence ||
+        sqe->desc_bytes != sizeof(step) || !lk_op_is_step(sqe->op))
         return false;
     lk_ring_daemon_copy_desc(&channel->ring, sqe, &step);
     if (lk_step_invalid(sqe->op, &step, sizeof(step), &bounds, &refusal))
@@ -55,12 +57,22 @@ static void count_submission(struct lk_intake *intake, struct lk_channel *channe
     intake->submissions++;
 }
 
+/* Those of a wrong entry too: its client's kernels may wait for them. */
+static void take_fences(struct lk_submission *s, const struct lk_sqe *sqe) {
+    s->wait_fence = sqe->wait_fence;
+    s->wait_value = sqe->wait_value;
+    s->signal_fence = sqe->signal_fence;
+    s->signal_value = sqe->signal_value;
+}
+
 /* One entry -> false: no object is free. */
 static bool take_one(struct lk_intake *intake, struct lk_channel *channel) {
     struct lk_refusal refusal;
     struct lk_sqe sqe;
     lk_ring_daemon_copy_sqe(&channel->ring, 0, &sqe);
-    bool wrong = lk_sqe_invalid(&sqe, channel->ring.desc_bytes, &refusal) != LK_REASON_NONE;
+    struct lk_bounds bounds = bounds_of(intake, channel);
+    bool fences = lk_fences_invalid(&sqe, &bounds, &refusal) == LK_REASON_NONE;
+    bool wrong = !fences || lk_sqe_invalid(&sqe, channel->ring.desc_bytes, &refusal);
     if (!wrong && answer_empty(intake, channel, &sqe)) {
         count_submission(intake, channel);
         return true;
@@ -74,6 +86,8 @@ static bool take_one(struct lk_intake *intake, struct lk_channel *channel) {
     s->op = sqe.op;
     s->waits = true;
     s->taken_ns = intake->now_ns;
+    if (fences)
+        take_fences(s, &sqe);
     if (!wrong && s->desc_bytes)
         lk_ring_daemon_copy_desc(&channel->ring, &sqe, s->desc);
     lk_ring_daemon_release(&channel->ring, 1);

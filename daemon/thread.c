@@ -11,6 +11,9 @@
  * submission that needs no batch is answered without a look. Times of a submission are exact to a
  * microsecond.
  *
+ * Fences of clients on the GPU wake nobody: while one is waited for, the thread spins as long as
+ * the engine says, then sleeps a millisecond at a time.
+ *
  * A channel whose entries wait for an object of its own is not looked at when falling asleep: what
  * frees the object is a mark. A client that hung up or lied is not listened to.
  */
@@ -63,30 +66,40 @@ static void leave_queue(struct lk_intake *intake, struct lk_submission *s) {
         intake->list_owner = NULL;
 }
 
+void lk_submission_over(struct lk_intake *intake, struct lk_submission *s, uint64_t value) {
+    if (s->signal_fence)
+        lk_fence_signal(intake, s);
+    lk_channel_finish(s->channel, s, value, intake->now_ns);
+}
+
 enum lk_run lk_refuse(struct lk_intake *intake, struct lk_submission *s,
                       const struct lk_refusal *refusal) {
     s->refusal = *refusal;
     intake->refusals++;
     leave_queue(intake, s);
     if (s->placed == 0)
-        lk_channel_finish(s->channel, s, 0, intake->now_ns);
+        lk_submission_over(intake, s, 0);
     return LK_RUN_STARTED;
 }
 
 enum lk_run lk_answer(struct lk_intake *intake, struct lk_submission *s, uint64_t value) {
     leave_queue(intake, s);
-    lk_channel_finish(s->channel, s, value, intake->now_ns);
+    lk_submission_over(intake, s, value);
     return LK_RUN_STARTED;
 }
 
 enum lk_run lk_started(struct lk_intake *intake, struct lk_submission *s) {
     leave_queue(intake, s);
+    if (s->signal_fence)
+        lk_fence_with_batch(intake, s);
     return LK_RUN_STARTED;
 }
 
 static enum lk_run run_head(struct lk_intake *intake, struct lk_submission *s) {
     if (s->refusal.reason)
         return lk_refuse(intake, s, &s->refusal);
+    if (s->wait_fence && !lk_fence_passed(intake, s))
+        return LK_RUN_WAIT;
     switch (s->op) {
     case LK_OP_APPEND:
     case LK_OP_DECODE:
@@ -174,12 +187,15 @@ static void beat(struct lk_intake *intake) {
 /* again: something happened that may let waiting submissions go on. -> was anything done? */
 static bool tick(struct lk_intake *intake, bool again) {
     bool finished = lk_finish_batches(intake) || again, taken = false;
+    if (intake->fences_waited)
+        finished |= lk_fences_look(intake);
     for (uint32_t i = 0; i < intake->channels; i++)
         taken |= lk_take(intake, served(intake, i));
     if (!finished && !taken)
         return false;
     run_queues(intake);
     launch(intake);
+    lk_fences_raise(intake);
     for (uint32_t i = 0; i < intake->channels; i++)
         if (served(intake, i)->published)
             lk_channel_wake(served(intake, i));
@@ -269,24 +285,29 @@ static void take_event(struct lk_intake *intake, uint32_t index) {
         lk_unwatch_bell(intake, &intake->channel[index]);
 }
 
-static void wait_for_events(struct lk_intake *intake) {
+/* -> false: nothing came, it is time to look at fences. */
+static bool wait_for_events(struct lk_intake *intake) {
     struct epoll_event events[EVENTS];
-    int count = epoll_wait(intake->epoll, events, EVENTS, -1);
+    int count =
+        epoll_wait(intake->epoll, events, EVENTS, intake->fences_waited ? LK_FENCE_LOOK_MS : -1);
     for (int i = 0; i < count; i++)
         take_event(intake, events[i].data.u32);
+    return count != 0;
 }
 
-/* -> marks were taken. */
-static bool nap(struct lk_intake *intake) {
-    bool work = arm(intake);
+/* -> marks were taken. busy_ns: set to now, unless nothing came. */
+static bool nap(struct lk_intake *intake, uint64_t *busy_ns) {
+    bool work = arm(intake), came = true;
     lk_engine_sleep(intake->engine, true);
     bool finished = lk_finish_batches(intake);
     if (!work && !finished && !__atomic_load_n(&intake->call, __ATOMIC_ACQUIRE) &&
         !__atomic_load_n(&intake->stop, __ATOMIC_ACQUIRE))
-        wait_for_events(intake);
+        came = wait_for_events(intake);
     lk_engine_sleep(intake->engine, false);
     disarm(intake);
     intake->now_ns = lk_intake_now_ns();
+    if (came)
+        *busy_ns = intake->now_ns;
     beat(intake);
     return finished;
 }
@@ -301,6 +322,7 @@ static void finish_in_flight(struct lk_intake *intake) {
     while (intake->in_flight)
         if (!lk_finish_batches(intake))
             lk_pause();
+    lk_fences_raise(intake);
     for (uint32_t i = 0; i < intake->channels; i++)
         if (served(intake, i)->published)
             lk_channel_wake(served(intake, i));
@@ -318,8 +340,7 @@ static void *run_thread(void *argument) {
         if (busy || again) {
             busy_ns = intake->now_ns;
         } else if (intake->now_ns - busy_ns >= spin_ns && !lk_engine_hot(intake->engine)) {
-            again = nap(intake);
-            busy_ns = intake->now_ns;
+            again = nap(intake, &busy_ns);
         } else {
             lk_pause();
         }

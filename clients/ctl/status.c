@@ -34,6 +34,14 @@ static void print_placement(const json_t *placement) {
         printf("  missing    %s\n", ctl_string(placement, "not_granted"));
 }
 
+static void print_device_arenas(const json_t *arenas) {
+    char count[CTL_TEXT], bytes[CTL_TEXT];
+    printf("  on the GPU %s clients, %s of device arenas\n",
+           ctl_count(ctl_number(arenas, "arenas"), count),
+           ctl_bytes(ctl_number(arenas, "bytes"), bytes));
+    printf("  sharing    %s\n", ctl_string(arenas, "sharing"));
+}
+
 void ctl_status(const json_t *reply) {
     char up[CTL_TEXT], clients[CTL_TEXT], served[CTL_TEXT];
     const char *state = ctl_true(reply, "stopping")   ? "stopping"
@@ -56,6 +64,8 @@ void ctl_status(const json_t *reply) {
            (unsigned)ctl_number(reply, "leases"));
     print_work(json_object_get(reply, "work"));
     print_placement(json_object_get(reply, "placement"));
+    if (json_object_get(reply, "device_arenas"))
+        print_device_arenas(json_object_get(reply, "device_arenas"));
     printf("\n");
     ctl_pools(reply);
 }

@@ -250,6 +250,58 @@ END_TEST
 
 /* ---- floods ---- */
 
+/* What a device arena of `bytes` is answered: a refusal, after which the connection serves. */
+static struct lk_refused ask_device_arena(int fd, uint64_t bytes) {
+    struct lk_msg_device_arena ask = {.bytes = bytes};
+    struct lk_msg_pool_get get = {.index = 0};
+    union {
+        struct lk_message head;
+        struct lk_refused refused;
+        struct lk_msg_pool pool;
+    } answer;
+    char why[256] = "";
+    lk_wire_head(&ask.head, LK_MSG_DEVICE_ARENA, sizeof(ask));
+    lk_wire_head(&get.head, LK_MSG_POOL_GET, sizeof(get));
+    ck_assert_int_eq(lk_wire_send(fd, &ask.head, NULL, 0), 0);
+    ck_assert_int_eq(lk_wire_receive(fd, &answer.head, sizeof(answer), NULL, 0, why, sizeof(why)),
+                     0);
+    ck_assert_int_eq(answer.head.type, LK_MSG_REFUSED);
+    struct lk_refused refused = answer.refused;
+    ck_assert_int_eq(lk_wire_send(fd, &get.head, NULL, 0), 0);
+    ck_assert_int_eq(lk_wire_receive(fd, &answer.head, sizeof(answer), NULL, 0, why, sizeof(why)),
+                     0);
+    ck_assert_int_eq(answer.head.type, LK_MSG_POOL);
+    return refused;
+}
+
+START_TEST(a_device_arena_is_refused_on_the_cpu) {
+    struct lk_hello hello = good_hello();
+    struct lk_welcome welcome;
+    char why[256];
+    int before = open_descriptors(), fd = rig_connect(&rig), fds[8];
+    ck_assert_int_eq(lk_wire_send(fd, &hello.head, NULL, 0), 0);
+    ck_assert_int_eq(lk_wire_receive(fd, &welcome.head, sizeof(welcome), fds, 8, why, sizeof(why)),
+                     0);
+    for (int i = 0; i < 8; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    struct lk_refused refused = ask_device_arena(fd, 1 << 20);
+    ck_assert_int_eq(refused.error, -ENOTSUP);
+    assert_has(refused.reason, "1048576 bytes");
+    assert_has(refused.reason, "runs on the CPU");
+    refused = ask_device_arena(fd, (256 << 20) + 1);
+    ck_assert_int_eq(refused.error, -EDQUOT);
+    assert_has(refused.reason, "268435457");
+    assert_has(refused.reason, "limits.max_device_arena, 268435456");
+    refused = ask_device_arena(fd, 8192);
+    ck_assert_int_eq(refused.error, -EINVAL);
+    assert_has(refused.reason, "fences alone take 8192");
+    close(fd);
+    assert_descriptors(before);
+    assert_serves();
+}
+END_TEST
+
 START_TEST(a_client_too_many_is_told_the_limit) {
     struct locks *clients[4], *fifth;
     for (int i = 0; i < 4; i++)
@@ -489,6 +541,7 @@ int main(void) {
     tcase_add_test(peers, names_both_versions);
     tcase_add_test(peers, closes_descriptors_it_did_not_ask_for);
     tcase_add_test(peers, refuses_nonsense_after_the_hello);
+    tcase_add_test(peers, a_device_arena_is_refused_on_the_cpu);
     tcase_add_test(peers, a_client_too_many_is_told_the_limit);
     tcase_add_test(peers, half_open_connections_have_a_limit);
     tcase_add_test(peers, a_silent_peer_is_hung_up_on);
