@@ -25,6 +25,7 @@ run() { # run NAME COMMAND...: a line, and all of the output if it failed
 "$build/cuda/test_build" >/dev/null 2>&1
 [ $? != 77 ] || { echo "check-device.sh: there is no GPU here"; exit 77; }
 for test in test_build test_step test_graph; do run "cuda/$test" "$build/cuda/$test"; done
+LOCKSD=$build/locksd run "cuda/test_client" "$build/cuda/test_client"
 export LOCKSD_TEST_DEVICE=cuda
 export LOCKSD_HOOKS=${LOCKSD_HOOKS:-build/hooks/locksd}
 for test in unit/test_intake model/test_sequences model/test_tables fault/test_kill fault/test_hostile fault/test_device; do
