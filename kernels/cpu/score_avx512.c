@@ -14,9 +14,9 @@
  *   finish    Logarithms of 16 sums at once. What is loud - a page and head whose projections allow
  *             exponents beyond QUIET - was added up in vain and is redone with its maximum (redo).
  *
- * The next batch's records are asked for where there is most time between two requests: by
- * `project`, or at rank 2 by `weigh` (a pass over pages takes 0.91 of the time so, one over
- * superpages 0.87).
+ * The next batch's records are asked for page by page, and by `project` and `weigh` in turn: a core
+ * has few requests in flight, and what it needs from its second cache waits behind them. At rank 2
+ * only by `weigh` (a pass over pages takes 0.91 of the time so, one over superpages 0.87).
  *
  * Sums over lanes are made by trees that fold several vectors into one. Exponents are in base 2, in
  * units of 2^-23: as integers they are floats' bits.
@@ -313,6 +313,23 @@ INLINE void prefetch(const uint8_t *from, uint32_t bytes) {
         _mm_prefetch(from + i, _MM_HINT_T1);
 }
 
+/* What `project` asks for of a page to come, and what `weigh` does. */
+INLINE void ask_early(const struct lk_score_shape *shape, const struct lk_score_batch *next,
+                      uint32_t page) {
+    if (pairs_of(shape) == 1)
+        return;
+    prefetch(next->first[page], lk_record_bytes(&shape->first));
+    prefetch(next->fine[page], lk_record_bytes(&shape->fine) / 2);
+}
+INLINE void ask_late(const uint32_t pairs, const struct lk_score_shape *shape,
+                     const struct lk_score_batch *next, uint32_t page) {
+    uint32_t half = lk_record_bytes(&shape->fine) / 2;
+    if (pairs == 1)
+        prefetch(next->first[page], lk_record_bytes(&shape->first));
+    else
+        prefetch(next->fine[page] + half, half);
+}
+
 INLINE void project(const int chunks, const bool whole, const int heads,
                     const struct lk_score_shape *shape, const struct heads *q,
                     const struct lk_score_batch *batch, const struct lk_score_batch *next,
@@ -323,10 +340,8 @@ INLINE void project(const int chunks, const bool whole, const int heads,
 
     name_slots(shape, batch, pages, &slots);
     for (uint32_t i = 0, page = 0; i < pages * pairs; i += SLOTS) {
-        for (; pairs > 1 && page * pairs < i + SLOTS && page < pages; page++) {
-            prefetch(next->first[page], lk_record_bytes(&shape->first));
-            prefetch(next->fine[page], lk_record_bytes(&shape->fine));
-        }
+        for (; page * pairs < i + SLOTS && page < pages; page++)
+            ask_early(shape, next, page);
         __m512 scale = scales_of(slots.scales + i);
         __mmask16 loud = project_slots(chunks, whole, heads, pairs, slots.pair + i, scale, last, q,
                                        &work->project[i / SLOTS][0][0][0][0]);
@@ -455,12 +470,11 @@ INLINE void weigh(const int heads, const bool eight, const uint32_t pairs,
                   const struct lk_score_shape *shape, const struct lk_score_batch *batch,
                   const struct lk_score_batch *next, uint32_t pages, struct work *work) {
     const struct coeffs at = coeffs_at(shape);
-    const uint32_t ahead = pairs == 1 ? lk_record_bytes(&shape->first) : 0;
     __m512 sum[HEADS], x[HEADS], before[HEADS];
     uint32_t done = 0, t = 0;
 
     clear(sum);
-    prefetch(next->first[0], ahead);
+    ask_late(pairs, shape, next, 0);
     exponents(heads, eight, pairs, at, batch, work, 0, 0, BIAS, before);
     for (;;) {
         const uint32_t page = done;
@@ -478,7 +492,7 @@ INLINE void weigh(const int heads, const bool eight, const uint32_t pairs,
         if (done != page) {
             work->sum[page] = fold_four(sum);
             clear(sum);
-            prefetch(next->first[done], ahead);
+            ask_late(pairs, shape, next, done);
         }
         UNROLL
         for (int h = 0; h < heads; h++)
