@@ -19,6 +19,7 @@
  * A graph bakes in nothing but the batch's address. Shared memory: barriers, notes of tiles,
  * queries of WINDOW heads, [warp][stage] tiles.
  */
+#include "clock.cuh"
 #include "tile.cuh"
 
 #include <limits.h>
@@ -44,6 +45,7 @@ struct scan_args {
     uint32_t scanners; /* warps of a block that score */
     uint32_t fetchers; /* and that fetch for them */
     uint32_t tile_bytes;
+    struct lk_cuda_clock *clock; /* may be NULL */
 };
 
 /* ---- tasks ---- */
@@ -828,6 +830,7 @@ __global__ void __launch_bounds__(32 * BLOCK_WARPS(R), 1)
     }
     __syncthreads();
     wait_for_previous();
+    note_time(a.clock, a.stage == LK_CUDA_RESCAN ? LK_CUDA_AT_RESCAN : LK_CUDA_AT_SCAN);
     if (warp >= workers) { /* consecutive tasks on different processors */
         const uint32_t i = warp - workers;
         if (a.heads)
@@ -863,6 +866,7 @@ __global__ void __launch_bounds__(256)
 
     let_next_start();
     wait_for_previous();
+    note_time(a.clock, a.stage == LK_CUDA_RESCAN ? LK_CUDA_AT_RESCAN : LK_CUDA_AT_SCAN);
     const uint32_t last = a.batch->tasks[a.stage];
     for (c.task = warp, find_task(a, last, &c); c.task < last;
          c.task += warps, find_task(a, last, &c)) {
@@ -1007,8 +1011,10 @@ static int launch_rank(const struct scan_args &a, uint32_t rank, uint32_t proces
     }
 }
 
-static int launch_scan(const struct lk_cuda_step *step, int stage, bool heads, void *stream) {
-    struct scan_args a = {step->pool, step->batch, stage, heads, 0, 0, 0};
+/* first: of the step's scans: it appends, scores newest pages and notes the time. */
+static int launch_scan(const struct lk_cuda_step *step, int stage, bool first, void *stream) {
+    struct scan_args a = {step->pool, step->batch, stage, first, 0, 0, 0,
+                          first || stage == LK_CUDA_RESCAN ? step->clock : NULL};
     uint32_t rank = stage == LK_CUDA_COARSE ? LK_COARSE_RANK : step->pool.geometry.rank;
     uint32_t d = step->pool.geometry.head_dim, bytes = (8 * d + 8 * (rank + 1)) * 4;
 
