@@ -479,13 +479,21 @@ static uint64_t draw(void) {
     return state ^= state << 17;
 }
 
+/* Where the device arena begins and ends, or nearly. */
+static uint64_t draw_edge(void) {
+    static const uint64_t edges[] = {0, FENCES, DEVICE, DEVICE - 64, UINT64_MAX, FENCES - 64};
+    return edges[draw() % 6];
+}
+
 /* Small numbers, edges and anything. */
 static uint64_t draw_field(void) {
     static const uint64_t edges[] = {
         0, 1, 63, 64, ARENA, ARENA - 64, UINT32_MAX, LK_NONE, UINT64_C(1) << 63, UINT64_MAX - 63};
-    uint64_t kind = draw() % 4;
+    uint64_t kind = draw() % 5;
     if (kind == 0)
         return draw();
+    if (kind == 4) /* about the device arena */
+        return LK_DEVICE_BASE + (draw() % 4 ? draw() % (2 * DEVICE / 64) * 64 : draw_edge());
     return kind == 1 ? edges[draw() % 10] : draw() % 512 * (kind == 2 ? 1 : 64);
 }
 
@@ -493,18 +501,24 @@ static uint64_t draw_field(void) {
 static bool inside(uint64_t offset, unsigned __int128 bytes) {
     return (unsigned __int128)offset + bytes <= ARENA;
 }
+/* Or behind the fences of the device arena. */
+static bool inside_either(uint64_t offset, unsigned __int128 bytes) {
+    return inside(offset, bytes) || (offset >= LK_DEVICE_BASE + FENCES &&
+                                     (unsigned __int128)offset + bytes <= LK_DEVICE_BASE + DEVICE);
+}
 
-static void check_accepted(uint16_t op, const struct lk_step_desc *s) {
+static void check_accepted(uint16_t op, const struct lk_step_desc *s,
+                           bool (*payload)(uint64_t, unsigned __int128)) {
     const struct lk_pool_shape *p = &shapes[s->pool];
     const struct lk_row_desc *rows = lk_step_rows(s);
     for (uint32_t i = 0; i < s->rows; i++) {
         unsigned __int128 kv =
             (unsigned __int128)rows[i].tokens * p->kv_heads * p->head_dim * p->element_bytes;
         if ((op == LK_OP_APPEND || op == LK_OP_DECODE || op == LK_OP_WRITE) &&
-            (!inside(rows[i].k, kv) || !inside(rows[i].v, kv)))
+            (!payload(rows[i].k, kv) || !payload(rows[i].v, kv)))
             ck_abort_msg("keys or values outside were accepted");
         if ((op == LK_OP_DECODE || op == LK_OP_ATTEND || op == LK_OP_ATTEND_TABLE) &&
-            (!inside(rows[i].q, kv * p->group) ||
+            (!payload(rows[i].q, kv * p->group) ||
              (rows[i].list != LK_NONE &&
               !inside(rows[i].list, (unsigned __int128)rows[i].list_pages * p->kv_heads * 8))))
             ck_abort_msg("queries or a list outside were accepted");
@@ -512,7 +526,7 @@ static void check_accepted(uint16_t op, const struct lk_step_desc *s) {
 }
 
 START_TEST(random_descriptors) {
-    uint32_t accepted = 0;
+    uint32_t accepted = 0, accepted_device = 0;
     struct lk_refusal f;
     char text[LK_REASON_BYTES];
     for (int n = 0; n < 200000; n++) {
@@ -540,7 +554,12 @@ START_TEST(random_descriptors) {
             lk_reason_text(f.reason, f.value, f.limit, f.row, text, sizeof(text));
         } else {
             accepted += rows > 0;
-            check_accepted(op, s);
+            check_accepted(op, s, inside);
+        }
+        if (!lk_step_invalid(op, s, bytes, &device_bounds, &f)) {
+            accepted_device += rows > 0 && (lk_step_rows(s)->q >= LK_DEVICE_BASE ||
+                                            lk_step_rows(s)->k >= LK_DEVICE_BASE);
+            check_accepted(op, s, inside_either);
         }
         (void)lk_sqe_invalid((const struct lk_sqe *)words, AREA, &f);
         (void)lk_object_invalid((uint16_t)(1 + draw() % 14), (const struct lk_object_desc *)words,
@@ -551,6 +570,7 @@ START_TEST(random_descriptors) {
         free(words);
     }
     ck_assert_uint_gt(accepted, 100);
+    ck_assert_uint_gt(accepted_device, 100);
 }
 END_TEST
 
