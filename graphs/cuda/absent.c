@@ -8,7 +8,8 @@
 #include "../backend.h"
 
 static int refuse(char *why, size_t why_bytes) {
-    snprintf(why, why_bytes, "this binary was built without CUDA (no nvcc of CUDA 13 or later was there)");
+    snprintf(why, why_bytes,
+             "this binary was built without CUDA (no nvcc of CUDA 13 or later was there)");
     return -ENOTSUP;
 }
 
