@@ -168,7 +168,8 @@ uint32_t lk_cuda_sync_words(const struct lk_geometry *geometry, uint32_t rows, u
 }
 
 static bool row_fits(const struct lk_row *row) {
-    return row->budget_pages >= 1 && row->budget_pages <= LK_CUDA_BUDGET_PAGES_MAX &&
+    return (!row->tokens || row->budget_pages >= 1) &&
+           row->budget_pages <= LK_CUDA_BUDGET_PAGES_MAX &&
            lk_row_pages(row) <= LK_CUDA_PAGES_MAX && row->append <= row->length &&
            (row->exact || row->tokens <= 1);
 }
