@@ -26,6 +26,7 @@
 #define SHARED_MOST   (226 * 1024)
 #define SUPER_THREADS 256
 #define REFINED_MOST  32    /* tokens of a page whose eigenvectors are refined */
+#define NO_WEIGHT     1e-13f /* squared eigenvalue, relative: far below what is kept, 1e-12 */
 #define GAP_LEAST     1e-6f /* between eigenvalues, relative: closer ones stay as they are */
 #define TURN_MOST     0.05f /* a correction by more is none of the first order */
 #define VECTORS       8
@@ -158,12 +159,14 @@ __device__ float load_page(const struct build_args &a, const struct page_memory 
 
 /* Rotations in float32 leave eigenvectors some 1e-6 off, and where eigenvalues are close 1e-4: the
  * codes of a direction then differ from the reference's. One step of perturbation theory in float64
- * against the Gram matrix itself repairs that. Column l of eigenvalue x eigenvector in col. */
+ * against the Gram matrix itself repairs that. Column l of eigenvalue x eigenvector in col; those of
+ * no weight become 0. */
 template <int N, int LANES>
 __device__ void refine(const struct page_memory &m, uint32_t l, float norm, float col[N]) {
-    const float unit = norm > 0 ? rsqrtf(norm) : 0.f;
+    const float most = group_max<LANES>(norm), unit = norm > NO_WEIGHT * most ? rsqrtf(norm) : 0.f;
+    const float value = norm * unit; /* the eigenvalue */
     float *vectors = m.gram + N * N, change[N];
-    double product[N], value = 0, length = 0;
+    double product[N], length = 0;
 
 #pragma unroll
     for (int t = 0; t < N; t++) {
@@ -178,21 +181,20 @@ __device__ void refine(const struct page_memory &m, uint32_t l, float norm, floa
 #pragma unroll
         for (int k = 0; k < N; k++)
             product[t] = fma((double)m.gram[t * N + k], (double)col[k], product[t]);
-        value = fma(product[t], (double)col[t], value);
     }
-    const float most = group_max<LANES>((float)value);
 #pragma unroll 1
     for (uint32_t i = 0; i < N; i++) {
         uint32_t base = threadIdx.x % 32 / LANES * LANES;
-        double other = __shfl_sync(LK_FULL_WARP, value, base + i), cross = 0, overlap = 0;
+        float gap = value - __shfl_sync(LK_FULL_WARP, value, base + i);
+        double cross = 0, overlap = 0;
 #pragma unroll
         for (int t = 0; t < N; t++) {
             double v = vectors[t * N + i];
             cross = fma(v, product[t], cross);
             overlap = fma(v, (double)col[t], overlap);
         }
-        float gap = (float)(value - other), turn = (float)(cross - value * overlap) / gap;
-        if (i == l || !(fabsf(gap) > GAP_LEAST * most) || !(fabsf(turn) < TURN_MOST))
+        float turn = (float)(cross - (double)value * overlap) / gap;
+        if (i == l || !(fabsf(gap) > GAP_LEAST * sqrtf(most)) || !(fabsf(turn) < TURN_MOST))
             continue;
 #pragma unroll
         for (int t = 0; t < N; t++)
@@ -203,7 +205,7 @@ __device__ void refine(const struct page_memory &m, uint32_t l, float norm, floa
         product[t] = (double)col[t] + (double)change[t];
         length = fma(product[t], product[t], length);
     }
-    length = length > 0 ? fmax(value, 0.0) * rsqrt(length) : 0;
+    length = length > 0 ? (double)value * rsqrt(length) : 0;
 #pragma unroll
     for (int t = 0; t < N; t++)
         col[t] = (float)(product[t] * length);
