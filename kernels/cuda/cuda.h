@@ -68,12 +68,11 @@ struct lk_cuda_row {
     uint32_t units, chunk_units, chunks;            /* first pass: pages or superpages */
     uint32_t prune_units, list_max;                 /* kept by prune; pages rescanned at most */
     uint32_t rescan_tiles, rest_chunks, rest_pages; /* second pass */
-    uint32_t segment_pages, segments;               /* of select */
-    uint32_t prune_segment, prune_segments;
+    uint32_t segment_pages, segments;               /* shares: their product a head */
     uint32_t query_warps, query_groups;  /* attend: warps that share keys; groups of those */
     uint32_t tiles, slice_tiles, slices; /* attend: 16 tokens a tile */
     uint32_t group_first;                /* sync words of attend */
-    uint64_t scores, shares, sums, parts, candidates, counts, rescan, picks, partials;
+    uint64_t scores, shares, parts, spill, counts, rescan, picks, partials;
 };
 
 struct lk_cuda_batch {

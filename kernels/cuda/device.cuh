@@ -165,13 +165,24 @@ __device__ __forceinline__ uint32_t find_row(const struct lk_cuda_batch *b, int 
                                              uint32_t task) {
     uint32_t count = 0, lane = threadIdx.x % 32;
 
-    if (b->rows == 1)
+    const uint32_t rows = __ldcg(&b->rows);
+
+    if (rows == 1)
         return 0;
-    for (uint32_t i = 0; i < b->rows; i += 32) {
-        bool in = i + lane < b->rows && b->first[stage][i + lane] <= task;
+#pragma unroll 1
+    for (uint32_t i = 0; i < rows; i += 32) {
+        bool in = i + lane < rows && __ldcg(&b->first[stage][i + lane]) <= task;
         count += __popc(__ballot_sync(LK_FULL_WARP, in));
     }
     return count - 1;
+}
+
+/* A row's descriptor, past L1, which may hold one of an earlier step. */
+__device__ __forceinline__ void load_row(const struct lk_cuda_batch *b, uint32_t row,
+                                         struct lk_cuda_row *ret) {
+    for (uint32_t i = threadIdx.x % 32; i < sizeof *ret / 4; i += 32)
+        ((uint32_t *)ret)[i] = __ldcg((const uint32_t *)&b->row[row] + i);
+    __syncwarp();
 }
 
 __device__ __forceinline__ uint32_t physical_page(const struct lk_cuda_row *r, uint32_t page) {

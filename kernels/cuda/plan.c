@@ -60,7 +60,7 @@ static void plan_scan(const struct lk_geometry *g, struct lk_cuda_row *r) {
     r->units = r->scan == LK_TREE ? r->complete / LK_QUAD_PAGES : r->complete;
     r->chunk_units = TILE_UNITS * clamp(div_up(div_up(r->units, TILE_UNITS), cap), 1, UINT32_MAX);
     r->chunks = div_up(r->units, r->chunk_units);
-    r->segment_pages = clamp(div_up(div_up(r->pages, 16), 32) * 32, 128, 4096);
+    r->segment_pages = 128;
     r->segments = div_up(r->pages, r->segment_pages);
     if (r->scan != LK_NESTED && r->scan != LK_TREE)
         return;
@@ -71,15 +71,13 @@ static void plan_scan(const struct lk_geometry *g, struct lk_cuda_row *r) {
         r->prune_units = least(r->units, LK_NESTED_BUDGETS * r->budget_pages);
         r->list_max = r->prune_units;
     }
-    r->prune_segment = clamp(div_up(div_up(r->units, 16), 32) * 32, 128, 4096);
-    r->prune_segments = div_up(r->units, r->prune_segment);
     r->rescan_tiles = div_up(r->list_max, TILE_UNITS);
     r->rest_pages = clamp(div_up(div_up(r->complete, cap), 32) * 32, 32, UINT32_MAX);
     r->rest_chunks = div_up(r->complete, r->rest_pages);
 }
 
 static void plan_attend(const struct lk_geometry *g, struct lk_cuda_row *r) {
-    uint32_t query_tiles = div_up(r->tokens * g->group, 8), cap = clamp(512 / g->kv_heads, 16, 256);
+    uint32_t query_tiles = div_up(r->tokens * g->group, 8), cap = clamp(512 / g->kv_heads, 16, 128);
     uint64_t tokens = r->scan ? (uint64_t)r->budget_pages * g->page_tokens : r->length;
 
     r->query_warps = 1;
@@ -95,8 +93,8 @@ static void plan_attend(const struct lk_geometry *g, struct lk_cuda_row *r) {
 /* Lay the row's intermediate values out -> bytes. */
 static uint64_t plan_memory(const struct lk_geometry *g, struct lk_cuda_row *r) {
     uint64_t at = 0, heads = g->kv_heads, group = lk_cuda_group_stride(g->group);
-    uint64_t kept = least(r->budget_pages, r->segment_pages) * (uint64_t)r->segments;
-    uint64_t pruned = least(r->prune_units, r->prune_segment) * (uint64_t)r->prune_segments;
+    uint64_t padded = ((uint64_t)r->pages + 31) / 32 * 32;
+    bool spills = r->pages > LK_CUDA_SPAN_PAGES || r->sampled > LK_CUDA_SPAN_HITS;
     uint64_t slots = 1 + (uint64_t)r->chunks + r->rescan_tiles + r->rest_chunks;
 
 #define LAY(field, bytes)                                                                          \
@@ -107,9 +105,9 @@ static uint64_t plan_memory(const struct lk_geometry *g, struct lk_cuda_row *r) 
     if (r->scan) {
         LAY(scores, heads * r->pages * group * 4);
         LAY(shares, heads * r->segments * r->segment_pages * 4);
-        LAY(sums, heads * r->segments * r->segment_pages / 32 * 8);
         LAY(parts, heads * slots * group * 8);
-        LAY(candidates, heads * 8 * (kept > pruned ? kept : pruned));
+        if (spills)
+            LAY(spill, heads * lk_cuda_spill_bytes(padded, r->sampled));
         LAY(counts, heads * sizeof(struct lk_cuda_head));
         LAY(rescan, heads * (r->list_max + 8) * 4);
         LAY(picks, heads * r->budget_pages * sizeof(struct lk_cuda_pick));

@@ -3,295 +3,252 @@
  * select.cu - from scores to shares, from shares to kept pages and the sample (DESIGN section 1);
  * and, as `prune`, the pages or superpages that a second pass scores again.
  *
- * Geometry: 16 blocks a (row, KV head). Each turns segments of the row's pages into shares and
- * keeps a segment's best k as candidates, in page order; the last block to arrive takes the best k
- * of those and draws the sample. Segments are cut by the row's own length.
+ * Idea: a team of blocks (team.cuh) a (row, KV head). Each block holds a span of the row's pages in
+ * its shared memory to the end; what the team must agree on is small: a histogram, counts, the
+ * weight left in each span. Everything after the shares is integers, so that neither the number of
+ * blocks nor any order of arrival shows in a result.
  *
- * Keys: a share is a float in [0, 2), so its bits order it: key = bits + 1, 0 for a page that does
- * not compete, KEY_FORCED for sink, newest and recent pages. The cut among n keys is found by a
- * histogram of the upper 11 bits; the few that share the cut's bin are ranked; many that do (equal
- * scores) are told apart by two more histograms. Equal keys: pages are emitted in page order, so
- * the lower wins.
+ * Words: a page's share is a float in [0, 2), so its bits order it. SURE is set for sink, newest
+ * and recent pages, and for those that equal the cut and are kept; NEVER for a page that does not
+ * compete. As signed numbers, words above the cut are kept.
  *
- * Sample: sums of floor(2^32 share) + 1 over 32 pages, made with the shares, less the kept pages'
- * own; their running sums find a stratum's 32 pages, a walk its page. Integers throughout.
+ * Cut: the k-th largest word by three digits of 11, 11 and 8 bits, from the top, until a bin is
+ * kept whole: counted in the block, added up by the block that owns the bins, read by all. Where
+ * equal words straddle the cut, the lower pages are kept.
+ *
+ * Sample: weights of the pages not kept, summed by 32 pages, then over the span, then over the
+ * team, give each stratum's point its span; a warp finds the point's 32 pages and the page.
+ *
+ * A span too long for shared memory has its words in the row's workspace.
  */
-#include "device.cuh"
+#include "team.cuh"
 
-#define THREADS     512
-#define WARPS       (THREADS / 32)
-#define BLOCKS      16
-#define BINS        2048
-#define MEMBERS     256
-#define KEY_FORCED  0x3fffffffu
-#define KEYS_MOST   4096
-#define ENTRIES     2048
-#define SHARE_FLOOR 1e-30f
-#define MARK        0x80000000u
+#define THREADS       512
+#define WARPS         (THREADS / 32)
+#define BINS          2048
+#define ROUNDS        3
+#define PER           (BINS / THREADS)
+#define GROUPS_SHARED (LK_CUDA_SPAN_PAGES / 32)
+#define HITS_SHARED   LK_CUDA_SPAN_HITS
+#define SHARE         0x3fffffff /* the bits of a word that are the share */
+#define SURE          0x40000000
+#define NEVER         ((int32_t)0x80000000)
+#define SHARE_FLOOR   1e-30f
+#define MARK          0x80000000u
+#define NO_PAGE       0xffffffffu
+#define FETCH_MOST    (24u << 20) /* bytes of pages worth fetching to L2 ahead of attend */
 
 struct select_args {
     struct lk_pool_view pool;
     const struct lk_cuda_batch *batch;
-    uint32_t *sync;
-    uint32_t prune;
 };
 
-struct shared {
-    uint32_t keys[KEYS_MOST]; /* of a segment; later: pages of the sample */
-    uint32_t hist[BINS];      /* later: pages up to and with an entry */
-    union {
-        uint64_t prefix[ENTRIES];   /* weights up to and with an entry */
-        uint32_t values[KEYS_MOST]; /* shares of kept pages; indices emitted */
-    };
-    uint32_t kept[KEYS_MOST];
-    uint32_t hits[KEYS_MOST];
-    float sample_bias[KEYS_MOST];
-    alignas(16) uint32_t members[MEMBERS];
-    uint64_t warp_sum[WARPS];
-    uint32_t warp_count[2][WARPS];
-    float lse[LK_GROUP_MAX];
-    float2 part[LK_GROUP_MAX];
-    uint32_t bin, above, count, last;
-    uint32_t cut, ties;
+struct hit {
+    uint32_t
+        page; /* NO_PAGE: none, or the page of the hit before. In a workspace other spans' too */
+    float bias;
+};
+
+/* The pages (or, pruning superpages: units of four pages) of a block, and whatever is needed of its
+ * row: the way to a row's descriptor is long and would be gone at every turn. In shared memory. */
+struct span {
+    uint32_t head, group, stride;
+    uint32_t units, base, count;  /* of the row; first and number of the span's */
+    uint32_t groups, per;         /* groups of 32 units; groups of an entry, a thread's own */
+    uint32_t k, sampled;          /* to keep; to sample */
+    uint32_t sink, tail;          /* kept whatever their share */
+    uint32_t step;                /* pages of a unit */
+    uint32_t fetch, shift, layer; /* fetch pages to L2; of the table */
+    uint32_t parts_count, listed_most, after; /* after: pages after the last superpage */
+    float mass_target;
+    float *scores; /* of the head, as all below */
+    const float2 *newest, *parts;
+    uint32_t *shares, *rescan;
+    struct lk_cuda_pick *picks;
+    struct lk_cuda_head *found;
+    struct lk_page_weight *list;
+    const uint32_t *table;
+    int32_t *words;
+    uint32_t *kept, *taken, *place; /* masks of a group; picks before it */
+    uint64_t *weight;               /* of a group's pages that are not kept */
+    struct hit *hits;               /* by stratum */
 };
 
 struct cut {
-    uint32_t key, ties; /* keys above; and the first `ties` equal */
+    int32_t word;  /* words above are kept */
+    uint32_t ties; /* and so many that equal it */
 };
 
-/* ---- block-wide steps ---- */
-
-/* Inclusive sum over the block's threads -> the thread's own. `slot` is one of two scratch rows. */
-__device__ __noinline__ uint32_t block_prefix(struct shared *s, uint32_t x, uint32_t slot,
-                                              uint32_t *ret_total) {
-    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
-    uint32_t sum = x, before = 0, total = 0;
-
-    for (int o = 1; o < 32; o <<= 1) {
-        uint32_t y = __shfl_up_sync(LK_FULL_WARP, sum, o);
-        sum += lane >= o ? y : 0;
-    }
-    if (lane == 31)
-        s->warp_count[slot][warp] = sum;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-        uint32_t y = s->warp_count[slot][w];
-        before += w < warp ? y : 0;
-        total += y;
-    }
-    *ret_total = total;
-    return before + sum;
-}
-
-/* Highest bin with which the bins from the top hold at least k: s->bin, s->above. -> keys in
- * all. */
-__device__ __noinline__ uint32_t find_bin(struct shared *s, uint32_t k) {
-    constexpr int PER = BINS / THREADS;
-    uint32_t own[PER], sum = 0, total, before;
-
-#pragma unroll
-    for (int i = 0; i < PER; i++) {
-        own[i] = s->hist[BINS - 1 - (threadIdx.x * PER + i)];
-        sum += own[i];
-    }
-    before = block_prefix(s, sum, 0, &total) - sum;
-#pragma unroll
-    for (int i = 0; i < PER; i++) {
-        if (before < k && before + own[i] >= k) {
-            s->bin = BINS - 1 - (threadIdx.x * PER + i);
-            s->above = before;
-        }
-        before += own[i];
-    }
-    __syncthreads();
-    return total;
-}
-
-/* Keys lie in shared memory or in memory that other blocks wrote: read past L1. */
-__device__ __forceinline__ uint32_t key_at(const uint32_t *keys, uint32_t i) {
-    return *(const volatile uint32_t *)&keys[i];
-}
-
-__device__ __noinline__ void fill_bins(struct shared *s, uint32_t n, const uint32_t *keys,
-                                       uint32_t shift, uint32_t mask, uint32_t prefix_shift,
-                                       uint32_t prefix) {
-    for (uint32_t i = threadIdx.x; i < BINS; i += THREADS)
-        s->hist[i] = 0;
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-        uint32_t x = key_at(keys, i);
-        if (x && (prefix_shift == 32 || x >> prefix_shift == prefix))
-            atomicAdd(&s->hist[x >> shift & mask], 1u);
-    }
-    __syncthreads();
-}
-
-/* The cut that leaves the best k of n keys; all that are not 0 where there are no more. */
-__device__ __noinline__ struct cut find_cut(struct shared *s, uint32_t n, uint32_t k,
-                                            const uint32_t *keys) {
-    uint32_t top, middle, need, inside;
-
-    fill_bins(s, n, keys, 19, BINS - 1, 32, 0);
-    if (threadIdx.x == 0)
-        s->count = 0;
-    if (find_bin(s, k) <= k)
-        return {0, 0};
-    top = s->bin;
-    need = k - s->above;
-    inside = s->hist[top];
-    __syncthreads();
-    if (inside <= MEMBERS) {
-        for (uint32_t i = threadIdx.x; i < MEMBERS; i += THREADS)
-            if (i >= inside)
-                s->members[i] = 0;
-        for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
-            uint32_t x = key_at(keys, i);
-            if (x && x >> 19 == top)
-                s->members[atomicAdd(&s->count, 1u)] = x;
-        }
-        __syncthreads();
-        for (uint32_t i = threadIdx.x; i < inside; i += THREADS) {
-            uint32_t x = s->members[i], more = 0, equal = 0;
-#pragma unroll 4
-            for (uint32_t j = 0; j < inside; j += 4) {
-                uint4 y = *(const uint4 *)&s->members[j];
-                more += (y.x > x) + (y.y > x) + (y.z > x) + (y.w > x);
-                equal += (y.x == x) + (y.y == x) + (y.z == x) + (y.w == x);
-            }
-            if (more < need && need <= more + equal) {
-                s->cut = x;
-                s->ties = need - more;
-            }
-        }
-    } else {
-        fill_bins(s, n, keys, 8, BINS - 1, 19, top);
-        find_bin(s, need);
-        middle = s->bin;
-        need -= s->above;
-        __syncthreads();
-        fill_bins(s, n, keys, 0, 255, 8, top << 11 | middle);
-        find_bin(s, need);
-        if (threadIdx.x == 0) {
-            s->cut = (top << 11 | middle) << 8 | s->bin;
-            s->ties = need - s->above;
-        }
-    }
-    __syncthreads();
-    return {s->cut, s->ties};
-}
-
-/* Indices of the items within the cut, in order -> how many. */
-__device__ __noinline__ uint32_t emit(struct shared *s, uint32_t n, const uint32_t *keys,
-                                      struct cut cut, uint32_t *ret) {
-    const uint32_t lane = threadIdx.x % 32, warp = warp_index(), below = (1u << lane) - 1;
-    const uint32_t span = (n + THREADS - 1) / THREADS * 32, first = warp * span;
-    const uint32_t last = min(n, first + span);
-    uint32_t more = 0, equal = 0, total_more = 0, total_equal = 0, all_more, all_equal;
-
-    for (uint32_t i = first + lane; i < last + lane; i += 32) {
-        uint32_t x = i < last ? key_at(keys, i) : 0;
-        total_more += __popc(__ballot_sync(LK_FULL_WARP, x > cut.key));
-        total_equal += __popc(__ballot_sync(LK_FULL_WARP, x && x == cut.key));
-    }
-    more = block_prefix(s, lane == 31 ? total_more : 0, 0, &all_more);
-    equal = block_prefix(s, lane == 31 ? total_equal : 0, 1, &all_equal);
-    more = __shfl_sync(LK_FULL_WARP, more, 31) - total_more;
-    equal = __shfl_sync(LK_FULL_WARP, equal, 31) - total_equal;
-#pragma unroll 1
-    for (uint32_t i = first + lane; i < last + lane; i += 32) {
-        uint32_t x = i < last ? key_at(keys, i) : 0;
-        uint32_t m = __ballot_sync(LK_FULL_WARP, x > cut.key);
-        uint32_t e = __ballot_sync(LK_FULL_WARP, x && x == cut.key);
-        uint32_t equal_before = equal + __popc(e & below);
-        if (x > cut.key || (x && x == cut.key && equal_before < cut.ties))
-            ret[more + __popc(m & below) + min(equal_before, cut.ties)] = i;
-        more += __popc(m);
-        equal += __popc(e);
-    }
-    __syncthreads();
-    return all_more + min(all_equal, cut.ties);
-}
-
-/* ---- a segment ---- */
-
-struct plan {
-    const struct lk_cuda_row *r;
-    uint32_t head, group, stride;
-    uint32_t units, segment, segments, most; /* most: candidates of a segment */
-    uint32_t k, sampled;                     /* to keep; to sample */
-    uint32_t sink, tail;                     /* pages kept whatever their share */
-    uint32_t step;                           /* pages a unit: 4 where superpages are pruned */
+struct shared {
+    alignas(16) uint32_t bins[BINS];
+    alignas(16) uint32_t total[ROUNDS][BINS / 2]; /* of the team, this block's bins */
+    uint4 peers[3][LK_TEAM_MOST];
+    union {
+        struct hit hits[HITS_SHARED];
+        int32_t list[LK_CUDA_BUDGET_PAGES_MAX];
+    };
+    int32_t words[LK_CUDA_SPAN_PAGES];
+    uint64_t weight[GROUPS_SHARED], entry_weight[THREADS], warp_weight[WARPS];
+    uint32_t kept[GROUPS_SHARED], taken[GROUPS_SHARED], place[GROUPS_SHARED];
+    uint32_t entry_left[THREADS], warp_count[WARPS];
+    float lse[LK_GROUP_MAX + 4]; /* read by fours */
+    float2 part[LK_GROUP_MAX];
+    uint32_t bin, above, inside, listed;
+    uint4 agreed;
+    alignas(8) uint64_t arrived[3]; /* barriers: the peers' numbers are there */
+    struct span span;
+    struct lk_cuda_row row;
 };
 
-__device__ struct plan make_plan(const struct select_args &a, const struct lk_cuda_row *r,
-                                 uint32_t head) {
-    struct plan p = {};
+/* ---- the span ---- */
 
-    p.r = r;
+/* Words and the like of a span that shared memory cannot hold. */
+__device__ __forceinline__ void use_workspace(struct span *p, const struct lk_cuda_row *r) {
+    const uint32_t pages = (r->pages + 31) / 32 * 32, first = p->base / 32, groups = pages / 32;
+    uint8_t *at = r->workspace + r->spill + p->head * lk_cuda_spill_bytes(pages, r->sampled);
+
+    p->weight = (uint64_t *)at + first;
+    at += groups * 8ull;
+    p->hits = (struct hit *)at;
+    at += r->sampled * 8ull;
+    p->words = (int32_t *)at + p->base;
+    at += pages * 4ull;
+    p->kept = (uint32_t *)at + first;
+    p->taken = p->kept + groups;
+    p->place = p->taken + groups;
+}
+
+template <bool PRUNE>
+__device__ __forceinline__ void find_memory(struct span *p, const struct lk_cuda_row *r) {
+    const bool second = !PRUNE && r->list_max; /* a second pass left its parts */
+
+    p->scores = row_scores(r, p->head, p->stride);
+    p->newest = row_parts(r, p->head, p->stride);
+    p->parts = p->newest + (second ? 1 + r->chunks : 1) * (uint64_t)p->stride;
+    p->parts_count = second ? r->rescan_tiles + r->rest_chunks : r->chunks;
+    p->shares =
+        (uint32_t *)(r->workspace + r->shares) + (uint64_t)p->head * r->segments * r->segment_pages;
+    p->rescan = row_rescan(r, p->head);
+    p->picks = row_picks(r, p->head);
+    p->found = row_head(r, p->head);
+    p->list = r->list ? r->list + (uint64_t)p->head * r->list_pages : NULL;
+    p->listed_most = r->list_pages;
+    p->table = r->table;
+    p->shift = r->table_shift;
+    p->layer = r->layer;
+}
+
+/* By one thread. */
+template <bool PRUNE>
+__device__ __forceinline__ void make_span(const struct select_args &a, struct shared *s,
+                                          const struct lk_cuda_row *r, uint32_t head) {
+    struct span p = {};
+    uint32_t most;
+
     p.head = head;
     p.group = a.pool.geometry.group;
     p.stride = group_stride(p.group);
-    p.step = 1;
-    if (a.prune) {
-        p.units = r->units;
-        p.segment = r->prune_segment;
-        p.segments = r->prune_segments;
+    p.step = PRUNE && r->scan == LK_TREE ? 4 : 1;
+    p.units = PRUNE ? r->units : r->pages;
+    if (PRUNE) {
         p.k = r->prune_units;
-        p.most = min(r->prune_units, p.segment);
-        p.step = r->scan == LK_TREE ? 4 : 1;
-        return p;
+        p.after = p.step == 4 ? r->complete % 4 : 0;
+    } else {
+        p.sampled = min(r->sampled, r->budget_pages > 2 ? r->budget_pages - 2 : 0);
+        p.k = r->budget_pages - p.sampled;
+        p.sink = min(r->sink_pages, p.k - 1);
+        p.tail = 1 + min(r->recent_pages ? r->recent_pages - 1 : 0, p.k - 1 - p.sink);
+        p.fetch = (uint64_t)__ldcg(&a.batch->rows) * a.pool.geometry.kv_heads * r->budget_pages *
+                      a.pool.layout.head_bytes <=
+                  FETCH_MOST;
+        p.mass_target = r->mass_target;
     }
-    p.units = r->pages;
-    p.segment = r->segment_pages;
-    p.segments = r->segments;
-    p.sampled = min(r->sampled, r->budget_pages > 2 ? r->budget_pages - 2 : 0);
-    p.k = r->budget_pages - p.sampled;
-    p.most = min(r->budget_pages, p.segment);
-    p.sink = min(r->sink_pages, p.k - 1);
-    p.tail = 1 + min(r->recent_pages ? r->recent_pages - 1 : 0, p.k - 1 - p.sink);
-    return p;
+    most = ((p.units + team_size() - 1) / team_size() + 31) / 32 * 32;
+    p.base = min(most * team_rank(), p.units);
+    p.count = min(most, p.units - p.base);
+    p.groups = (p.count + 31) / 32;
+    p.per = (p.groups + THREADS - 1) / THREADS;
+    p.words = s->words;
+    p.kept = s->kept;
+    p.taken = s->taken;
+    p.place = s->place;
+    p.weight = s->weight;
+    p.hits = s->hits;
+    find_memory<PRUNE>(&p, r);
+    if (most > LK_CUDA_SPAN_PAGES || p.sampled > LK_CUDA_SPAN_HITS)
+        use_workspace(&p, r);
+    s->span = p;
 }
 
-__device__ __forceinline__ uint32_t *row_shares(const struct plan &p) {
-    return (uint32_t *)(p.r->workspace + p.r->shares) +
-           (uint64_t)p.head * p.r->segments * p.r->segment_pages;
+__device__ __forceinline__ uint32_t find_physical(const struct span &p, uint32_t page) {
+    return (__ldg(&p.table[page >> p.shift]) << p.shift) + (page & ((1u << p.shift) - 1));
 }
-__device__ __forceinline__ uint64_t *row_sums(const struct plan &p) {
-    return (uint64_t *)(p.r->workspace + p.r->sums) +
-           (uint64_t)p.head * p.r->segments * p.r->segment_pages / 32;
+
+/* floor(2^32 share) + 1, by the share's own exponent. */
+__device__ __forceinline__ uint64_t weight_of(int32_t word) {
+    const uint32_t bits = (uint32_t)word & SHARE, mantissa = (bits & 0x7fffff) | 0x800000;
+    const int shift = (int)(bits >> 23) - 118;
+    return (shift >= 0 ? (uint64_t)mantissa << shift : shift > -24 ? mantissa >> -shift : 0) + 1;
 }
-__device__ __forceinline__ uint32_t *row_candidates(const struct plan &p) {
-    return (uint32_t *)(p.r->workspace + p.r->candidates) +
-           (uint64_t)p.head * 2 * p.segments * p.most;
+
+/* Whatever is read of the table later lies in L2 by then. */
+__device__ __forceinline__ void fetch_table(const struct span &p) {
+    const uint32_t entries = p.count * p.step >> p.shift;
+    const uint32_t *from = p.table + (p.base * p.step >> p.shift);
+
+#pragma unroll 1
+    for (uint32_t i = 32 * threadIdx.x; i < entries; i += 32 * THREADS)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+}
+
+__device__ __forceinline__ void fetch_page(const struct select_args &a, const struct span &p,
+                                           uint32_t physical) {
+#if __CUDA_ARCH__ >= 900
+    if (p.fetch)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
+                         lk_page_keys_device(a.pool, p.layer, physical, p.head)),
+                     "r"((uint32_t)a.pool.layout.head_bytes));
+#endif
+}
+
+/* ---- sums ---- */
+
+__device__ __forceinline__ float2 warp_merge(float2 x) {
+    const float peak = warp_max(x.x), base = peak == -INFINITY ? 0.f : peak;
+    return make_float2(peak, warp_sum(x.y * exp2_fast(x.x - base)));
 }
 
 /* log2 of the sum over all pages, by query head: from the parts that the last pass left. */
-__device__ void sum_parts(const struct select_args &a, const struct plan &p, struct shared *s) {
+__device__ __forceinline__ void sum_parts(const struct span &p, struct shared *s) {
     const uint32_t lane = threadIdx.x % 32, warp = warp_index();
-    const bool second = !a.prune && p.r->list_max;
-    const uint32_t first = second ? 1 + p.r->chunks : 1;
-    const uint32_t count = second ? p.r->rescan_tiles + p.r->rest_chunks : p.r->chunks;
-    const float2 *parts = row_parts(p.r, p.head, p.stride);
-
+    const uint32_t count = p.parts_count, stride = p.stride;
     const uint32_t share = p.group < WARPS ? WARPS / p.group : 1; /* warps a query head */
 
+#pragma unroll 1
     for (uint32_t item = warp; item < p.group * share; item += WARPS) {
         const uint32_t g = item / share, own = item % share * 32 + lane;
-        float2 sum = own == 0 ? __ldcg(&parts[g]) : make_float2(-INFINITY, 0.f);
+        float2 sum = own == 0 ? __ldcg(&p.newest[g]) : make_float2(-INFINITY, 0.f);
+#pragma unroll 1
         for (uint32_t i = own; i < count; i += 128 * share) {
             float2 v[4];
+            float peak = sum.x, base;
+#pragma unroll
+            for (int x = 0; x < 4; x++) {
+                v[x] = i + 32 * share * x < count
+                           ? __ldcg(&p.parts[(uint64_t)(i + 32 * share * x) * stride + g])
+                           : make_float2(-INFINITY, 0.f);
+            }
 #pragma unroll
             for (int x = 0; x < 4; x++)
-                v[x] = i + 32 * share * x < count
-                           ? __ldcg(&parts[(uint64_t)(first + i + 32 * share * x) * p.stride + g])
-                           : make_float2(-INFINITY, 0.f);
-            sum = merge_parts(merge_parts(sum, merge_parts(v[0], v[1])), merge_parts(v[2], v[3]));
-        }
+                peak = fmaxf(peak, v[x].x);
+            base = peak == -INFINITY ? 0.f : peak;
+            sum.y *= exp2_fast(sum.x - base);
 #pragma unroll
-        for (int o = 16; o; o >>= 1)
-            sum = merge_parts(sum, make_float2(__shfl_xor_sync(LK_FULL_WARP, sum.x, o),
-                                               __shfl_xor_sync(LK_FULL_WARP, sum.y, o)));
+            for (int x = 0; x < 4; x++)
+                sum.y = fmaf(v[x].y, exp2_fast(v[x].x - base), sum.y);
+            sum.x = peak;
+        }
+        sum = warp_merge(sum);
         if (lane == 0)
             s->part[item] = sum;
     }
@@ -305,409 +262,770 @@ __device__ void sum_parts(const struct select_args &a, const struct plan &p, str
     __syncthreads();
 }
 
-__device__ __forceinline__ uint64_t weight_of(uint32_t share) {
-    return (uint64_t)(__uint_as_float(share) * 4294967296.f) + 1;
+/* Sum over a warp of numbers below 2^58, in three parts that 32 bits hold. */
+__device__ __forceinline__ uint64_t warp_add(uint64_t x) {
+    const uint32_t mask = (1u << 26) - 1;
+    const uint64_t low = __reduce_add_sync(LK_FULL_WARP, (uint32_t)x & mask);
+    const uint64_t middle = __reduce_add_sync(LK_FULL_WARP, (uint32_t)(x >> 26) & mask);
+    return low + (middle << 26) +
+           ((uint64_t)__reduce_add_sync(LK_FULL_WARP, (uint32_t)(x >> 52)) << 52);
 }
 
-/* Shares of a segment to s->keys, and to memory for the sample. */
-__device__ void make_keys(const struct select_args &a, const struct plan &p, struct shared *s,
-                          uint32_t base, uint32_t n) {
-    const float lift = p.step == 4 ? 2.f : 0.f, mean = 1.f / p.group;
-    const float *scores = row_scores(p.r, p.head, p.stride);
-
-#pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < (n + 31) / 32 * 32; i += THREADS) {
-        uint32_t share = 0, key = 0, j = base + i;
-        uint64_t weight = 0;
-        if (i < n) {
-            const float4 *at = (const float4 *)(scores + (uint64_t)j * p.step * p.stride);
-            float sum = 0;
-            bool competes = false;
-            for (uint32_t g = 0; g < p.group; g += 4) {
-                float4 v = __ldcg(at + g / 4);
-                if (g == 0)
-                    competes = __float_as_uint(v.x) & 1;
-                sum += exp2_fast(v.x + lift - s->lse[g]);
-                sum += g + 1 < p.group ? exp2_fast(v.y + lift - s->lse[g + 1]) : 0.f;
-                sum += g + 2 < p.group ? exp2_fast(v.z + lift - s->lse[g + 2]) : 0.f;
-                sum += g + 3 < p.group ? exp2_fast(v.w + lift - s->lse[g + 3]) : 0.f;
-            }
-            sum *= mean;
-            share = sum >= SHARE_FLOOR ? __float_as_uint(fminf(sum, 1.5f)) : 0;
-            weight = weight_of(share);
-            key = a.prune || competes ? share + 1 : 0;
-            if (!a.prune && (j < p.sink || j + p.tail >= p.units))
-                key = KEY_FORCED;
-            s->keys[i] = key;
-            if (!a.prune)
-                __stcg(&row_shares(p)[j], share);
-        }
-        if (p.sampled) {
-            uint32_t low = __reduce_add_sync(LK_FULL_WARP, (uint32_t)(weight & 0xffffff));
-            uint32_t high = __reduce_add_sync(LK_FULL_WARP, (uint32_t)(weight >> 24));
-            if (threadIdx.x % 32 == 0)
-                __stcg(&row_sums(p)[j / 32], ((uint64_t)high << 24) + low);
-        }
-    }
-    __syncthreads();
-}
-
-__device__ void run_segment(const struct select_args &a, const struct plan &p, struct shared *s,
-                            uint32_t segment) {
-    const uint32_t base = segment * p.segment, n = min(p.segment, p.units - base);
-    uint32_t *keys = row_candidates(p) + segment * p.most, *pages = keys + p.segments * p.most;
-    uint32_t count;
-
-    make_keys(a, p, s, base, n);
-    struct cut cut = find_cut(s, n, min(p.k, p.most), s->keys);
-    count = emit(s, n, s->keys, cut, s->hits);
-    for (uint32_t i = threadIdx.x; i < p.most; i += THREADS) {
-        __stcg(&keys[i], i < count ? s->keys[s->hits[i]] : 0u);
-        if (i < count)
-            __stcg(&pages[i], base + s->hits[i]);
-    }
-    __syncthreads();
-}
-
-/* ---- the last block ---- */
-
-__device__ void finish_prune(const struct plan &p, struct shared *s, uint32_t items) {
-    const uint32_t *keys = row_candidates(p), *pages = keys + items;
-    uint32_t *list = row_rescan(p.r, p.head), count;
-    float *scores = row_scores(p.r, p.head, p.stride);
-    uint32_t *chosen = row_shares(p); /* not in use before select */
-    struct cut cut = find_cut(s, items, p.k, keys);
-
-    count = emit(s, items, keys, cut, chosen);
-    for (uint32_t at = threadIdx.x; at < count; at += THREADS) {
-        uint32_t unit = __ldcg(&pages[chosen[at]]);
-        for (uint32_t x = 0; x < p.step; x++) {
-            uint32_t page = unit * p.step + x;
-            uint32_t *tag = (uint32_t *)(scores + (uint64_t)page * p.stride);
-            list[at * p.step + x] = page;
-            *tag = __ldcg(tag) | 1;
-        }
-    }
-    uint32_t tail = p.step == 4 ? p.r->complete % 4 : 0;
-    if (threadIdx.x < tail) {
-        uint32_t page = p.r->complete - tail + threadIdx.x;
-        list[count * p.step + threadIdx.x] = page;
-        *(uint32_t *)(scores + (uint64_t)page * p.stride) = 1;
-    }
-    if (threadIdx.x == 0)
-        row_head(p.r, p.head)->listed = count * p.step + tail;
-}
-
-/* Drop what a mass target does not need: s->kept shrinks -> pages left. */
-__device__ uint32_t apply_target(const struct plan &p, struct shared *s, uint32_t kept) {
-    const float target = p.r->mass_target;
-    auto forced = [&](uint32_t page) { return page < p.sink || page + p.tail >= p.units; };
-
-    for (uint32_t i = threadIdx.x; i < kept; i += THREADS)
-        s->values[i] = __ldcg(&row_shares(p)[s->kept[i]]);
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < kept; i += THREADS) {
-        uint32_t before = 0;
-        double sum = 0;
-        for (uint32_t j = 0; j < kept; j++) {
-            bool first = forced(s->kept[j]) || s->values[j] > s->values[i] ||
-                         (s->values[j] == s->values[i] && j < i);
-            if (first && j != i) {
-                before++;
-                sum += __uint_as_float(s->values[j]);
-            }
-        }
-        s->hits[i] = forced(s->kept[i]) || before < LK_MASS_PAGES_MIN || sum < target;
-        s->keys[i] = s->kept[i];
-    }
-    __syncthreads();
-    kept = emit(s, kept, s->hits, {0, 0}, s->values);
-    for (uint32_t i = threadIdx.x; i < kept; i += THREADS)
-        s->kept[i] = s->keys[s->values[i]];
-    __syncthreads();
-    return kept;
-}
-
-/* Running sums over entries of `per` x 32 pages, kept pages left out: s->prefix, s->hist. */
-__device__ void sum_entries(const struct plan &p, struct shared *s, uint32_t kept, uint32_t per,
-                            uint32_t entries) {
-    constexpr int EACH = ENTRIES / THREADS;
+/* Inclusive sums over the block's threads. */
+__device__ __forceinline__ void block_scan(struct shared *s, uint64_t *weight, uint32_t *count) {
     const uint32_t lane = threadIdx.x % 32, warp = warp_index();
-    const uint64_t *sums = row_sums(p);
-    uint64_t own[EACH], sum = 0, before = 0;
-    uint32_t count[EACH], pages = 0, total;
+    uint64_t w = *weight;
+    uint32_t c = *count;
 
-    for (uint32_t e = threadIdx.x; e < ENTRIES; e += THREADS) {
-        uint64_t x = 0;
-        for (uint32_t i = e * per; e < entries && i < (e + 1) * per && i * 32 < p.units; i++)
-            x += __ldcg(&sums[i]);
-        s->prefix[e] = x;
-        s->hist[e] = e < entries ? min(per * 32, p.units - e * per * 32) : 0;
-    }
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < kept; i += THREADS) {
-        uint32_t page = s->kept[i], *share = &row_shares(p)[page], bits = __ldcg(share);
-        atomicAdd((unsigned long long *)&s->prefix[page / 32 / per],
-                  (unsigned long long)-(long long)weight_of(bits));
-        atomicSub(&s->hist[page / 32 / per], 1u);
-        __stcg(share, bits | MARK);
-    }
-    __syncthreads();
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        sum += own[i] = s->prefix[threadIdx.x * EACH + i];
-        pages += count[i] = s->hist[threadIdx.x * EACH + i];
-    }
-    uint64_t scan = sum;
     for (int o = 1; o < 32; o <<= 1) {
-        uint64_t y = __shfl_up_sync(LK_FULL_WARP, scan, o);
+        uint64_t x = __shfl_up_sync(LK_FULL_WARP, w, o);
+        uint32_t y = __shfl_up_sync(LK_FULL_WARP, c, o);
+        w += lane >= o ? x : 0;
+        c += lane >= o ? y : 0;
+    }
+    if (lane == 31) {
+        s->warp_weight[warp] = w;
+        s->warp_count[warp] = c;
+    }
+    __syncthreads();
+    *weight = w + warp_add(lane < warp ? s->warp_weight[lane] : 0);
+    *count = c + __reduce_add_sync(LK_FULL_WARP, lane < warp ? s->warp_count[lane] : 0);
+}
+
+/* The same of counts alone. */
+__device__ __forceinline__ uint32_t block_count(struct shared *s, uint32_t count) {
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
+
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+        uint32_t y = __shfl_up_sync(LK_FULL_WARP, count, o);
+        count += lane >= o ? y : 0;
+    }
+    if (lane == 31)
+        s->warp_count[warp] = count;
+    __syncthreads();
+    return count + __reduce_add_sync(LK_FULL_WARP, lane < warp ? s->warp_count[lane] : 0);
+}
+
+struct tally {
+    uint64_t weight;
+    uint32_t left, kept; /* or whatever is counted */
+};
+
+/* Add what all blocks of the team give, each by its last thread -> those of lower rank; *all: the
+ * team's. Each slot once. `meanwhile` runs while the others are waited for. */
+template <class F>
+__device__ __forceinline__ struct tally
+team_sum(struct shared *s, uint32_t slot, const struct tally &own, struct tally *all, F meanwhile) {
+    const uint32_t lane = threadIdx.x % 32;
+    uint4 x = make_uint4((uint32_t)own.weight, (uint32_t)(own.weight >> 32), own.left, own.kept);
+    struct tally in = {};
+
+    if (threadIdx.x / 32 == WARPS - 1) {
+        x.x = __shfl_sync(LK_FULL_WARP, x.x, 31);
+        x.y = __shfl_sync(LK_FULL_WARP, x.y, 31);
+        x.z = __shfl_sync(LK_FULL_WARP, x.z, 31);
+        x.w = __shfl_sync(LK_FULL_WARP, x.w, 31);
+        if (lane < team_size())
+            team_send(&s->peers[slot][team_rank()], x, &s->arrived[slot], lane);
+    }
+    meanwhile();
+    team_receive(&s->arrived[slot]);
+    if (lane < team_size()) {
+        x = s->peers[slot][lane];
+        in = {(uint64_t)x.y << 32 | x.x, x.z, x.w};
+    }
+    *all = {warp_add(in.weight), __reduce_add_sync(LK_FULL_WARP, in.left),
+            __reduce_add_sync(LK_FULL_WARP, in.kept)};
+    if (lane >= team_rank())
+        in = {};
+    return {warp_add(in.weight), __reduce_add_sync(LK_FULL_WARP, in.left),
+            __reduce_add_sync(LK_FULL_WARP, in.kept)};
+}
+
+/* ---- shares ---- */
+
+/* Four scores of four units, THREADS apart. */
+__device__ __forceinline__ void load_scores(const struct span &p, uint32_t i, uint32_t g,
+                                            float4 v[4]) {
+    const uint32_t step = p.step * p.stride, count = p.count;
+    const float *from = p.scores + (uint64_t)p.base * step + g;
+
+#pragma unroll
+    for (int x = 0; x < 4; x++)
+        if (i + x * THREADS < count)
+            v[x] = __ldcg((const float4 *)(from + (uint64_t)(i + x * THREADS) * step));
+}
+
+__device__ __forceinline__ bool is_forced(const struct span &p, uint32_t page) {
+    return page < p.sink || page + p.tail >= p.units;
+}
+
+/* A unit's word, and its first digit's bin. */
+template <bool PRUNE>
+__device__ __forceinline__ void store_word(struct shared *s, int32_t *to, float share,
+                                           bool competes, bool forced) {
+    int32_t word = share >= SHARE_FLOOR ? (int32_t)__float_as_uint(fminf(share, 1.5f)) : 0;
+
+    if (!PRUNE)
+        word |= forced ? SURE : competes ? 0 : NEVER;
+    *to = word;
+    if (word >> 30 == 0)
+        atomicAdd(&s->bins[word >> 19], 1u);
+}
+
+template <bool PRUNE>
+__device__ __forceinline__ void make_words(const struct span &p, struct shared *s) {
+    const uint32_t count = p.count, group = p.group, base = p.base, sink = p.sink;
+    const uint32_t tail = p.units - p.tail;
+    const float lift = p.step == 4 ? 2.f : 0.f, mean = 1.f / group;
+    int32_t *words = p.words;
+    uint32_t i = threadIdx.x, g = 0;
+    float sum[4] = {0, 0, 0, 0};
+    bool competes[4];
+    float4 next[4];
+
+    load_scores(p, i, 0, next);
+    sum_parts(p, s);
+#pragma unroll 1
+    while (i < count) {
+        const uint32_t at = i, first = g;
+        const float l0 = s->lse[g] - lift, l1 = s->lse[g + 1] - lift;
+        const float l2 = s->lse[g + 2] - lift, l3 = s->lse[g + 3] - lift;
+        float4 v[4];
+#pragma unroll
+        for (int x = 0; x < 4; x++)
+            v[x] = next[x];
+        g += 4;
+        if (g >= group) {
+            g = 0;
+            i += 4 * THREADS;
+        }
+        load_scores(p, i, g, next);
+#pragma unroll
+        for (int x = 0; x < 4; x++) {
+            const uint32_t j = at + x * THREADS;
+            if (j >= count)
+                break;
+            if (first == 0) {
+                competes[x] = __float_as_uint(v[x].x) & 1;
+                sum[x] = 0;
+            }
+            sum[x] += exp2_fast(v[x].x - l0);
+            sum[x] += first + 1 < group ? exp2_fast(v[x].y - l1) : 0.f;
+            sum[x] += first + 2 < group ? exp2_fast(v[x].z - l2) : 0.f;
+            sum[x] += first + 3 < group ? exp2_fast(v[x].w - l3) : 0.f;
+            if (g == 0)
+                store_word<PRUNE>(s, &words[j], sum[x] * mean, competes[x],
+                                  base + j < sink || base + j >= tail);
+        }
+    }
+}
+
+/* ---- the cut ---- */
+
+/* Bins counted in this block -> of the team, for this thread's PER from `at` on. */
+__device__ __forceinline__ void add_bins(struct shared *s, uint32_t round, uint32_t at,
+                                         uint32_t x[PER]) {
+    const uint32_t slice = BINS / team_size();
+
+#pragma unroll
+    for (int i = 0; i < PER; i += 4) {
+        uint4 *own = (uint4 *)&s->bins[at + i], v = *own;
+        *own = make_uint4(0, 0, 0, 0);
+        x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
+    }
+    if (team_size() == 1)
+        return;
+    const uint32_t address = team_address(&s->total[round][at % slice], at / slice);
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        if (x[i])
+            team_count(address + 4 * i, x[i]);
+    team_barrier();
+#pragma unroll
+    for (int i = 0; i < PER; i += 4) {
+        const uint4 v = team_load(address + 4 * i);
+        x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
+    }
+}
+
+/* The bin in which the need-th from the top lies: s->bin, s->above, s->inside. -> words in all. */
+__device__ __forceinline__ uint32_t find_bin(struct shared *s, const uint32_t x[PER], uint32_t at,
+                                             uint32_t need) {
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
+    uint32_t sum = 0, scan, before, total;
+
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        sum += x[i];
+    scan = sum;
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+        uint32_t y = __shfl_up_sync(LK_FULL_WARP, scan, o);
         scan += lane >= o ? y : 0;
     }
     if (lane == 31)
-        s->warp_sum[warp] = scan;
-    uint32_t pages_before = block_prefix(s, pages, 0, &total) - pages;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++)
-        before += w < warp ? s->warp_sum[w] : 0;
-    before += scan - sum;
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        s->prefix[threadIdx.x * EACH + i] = before += own[i];
-        s->hist[threadIdx.x * EACH + i] = pages_before += count[i];
-    }
+        s->warp_count[warp] = scan;
     __syncthreads();
-}
-
-/* Sample p.sampled of the pages not kept: pages to s->keys, log2 weights to s->sample_bias -> how
- * many. */
-__device__ uint32_t draw(const struct plan &p, struct shared *s, uint32_t kept) {
-    const uint32_t sums = (p.units + 31) / 32, per = (sums + ENTRIES - 1) / ENTRIES;
-    const uint32_t entries = (sums + per - 1) / per;
-    const uint32_t *shares = row_shares(p);
-    uint64_t by_share, by_page, total, all;
-    uint32_t left, strata = p.sampled;
-
-    sum_entries(p, s, kept, per, entries);
-    all = s->prefix[ENTRIES - 1];
-    left = s->hist[ENTRIES - 1];
-    if (left <= strata) { /* every page, weight 1 */
-        strata = left;
-        by_share = 0;
-        by_page = 1;
-        total = left;
-    } else {
-        by_share = 19 * (uint64_t)left;
-        by_page = all;
-        total = 20 * (uint64_t)left * all;
-    }
-    const uint32_t lane = threadIdx.x % 32;
-    const uint64_t step = total / strata, start = total / (2 * (uint64_t)strata);
-    auto upto = [&](uint32_t e) { return by_share * s->prefix[e] + by_page * s->hist[e]; };
-
-    for (uint32_t base = warp_index(); base < strata; base += 4 * WARPS) { /* a warp a stratum */
-        uint32_t entry[4], bits[4];
+    const uint32_t y = lane < WARPS ? s->warp_count[lane] : 0;
+    total = __reduce_add_sync(LK_FULL_WARP, y);
+    before = __reduce_add_sync(LK_FULL_WARP, lane < warp ? y : 0) + scan - sum;
+    if (before < need && before + sum >= need) {
 #pragma unroll
-        for (int x = 0; x < 4; x++) {
-            uint64_t point = (base + WARPS * x) * step + start;
-            uint32_t above = __ballot_sync(LK_FULL_WARP, upto(64 * lane + 63) > point), low, high;
-            entry[x] = above ? 64 * (__ffs(above) - 1) : 0;
-            low = __ballot_sync(LK_FULL_WARP, upto(entry[x] + lane) > point);
-            high = __ballot_sync(LK_FULL_WARP, upto(entry[x] + 32 + lane) > point);
-            entry[x] =
-                low ? entry[x] + __ffs(low) - 1 : entry[x] + 32 + (high ? __ffs(high) - 1 : 0);
-            uint32_t page = entry[x] * per * 32 + lane;
-            bits[x] = page < p.units ? __ldcg(&shares[page]) : MARK;
-        }
-#pragma unroll
-        for (int x = 0; x < 4; x++) {
-            uint64_t point = (base + WARPS * x) * step + start,
-                     run = entry[x] ? upto(entry[x] - 1) : 0;
-            uint32_t first = entry[x] * per * 32, hit = p.units - 1;
-            for (uint32_t i = 0; i < per; i++, first += 32) {
-                if (i)
-                    bits[x] = first + lane < p.units ? __ldcg(&shares[first + lane]) : MARK;
-                uint64_t sum = bits[x] & MARK ? 0 : by_share * weight_of(bits[x]) + by_page;
-#pragma unroll
-                for (int o = 1; o < 32; o <<= 1) {
-                    uint64_t y = __shfl_up_sync(LK_FULL_WARP, sum, o);
-                    sum += lane >= o ? y : 0;
-                }
-                uint32_t over = __ballot_sync(LK_FULL_WARP, run + sum > point);
-                if (over) {
-                    hit = first + __ffs(over) - 1;
-                    break;
-                }
-                run += __shfl_sync(LK_FULL_WARP, sum, 31);
+        for (int i = PER - 1; i >= 0; i--) {
+            if (before < need && before + x[i] >= need) {
+                s->bin = at + i;
+                s->above = before;
+                s->inside = x[i];
             }
-            if (lane == 0 && base + WARPS * x < strata)
-                s->hits[base + WARPS * x] = hit;
+            before += x[i];
         }
     }
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < strata; i += THREADS)
-        s->keys[i] = i == 0 || s->hits[i] != s->hits[i - 1];
-    __syncthreads();
-    const uint32_t drawn = emit(s, strata, s->keys, {0, 0}, s->values);
-    for (uint32_t at = threadIdx.x; at < drawn; at += THREADS) {
-        uint32_t i = s->values[at], hits = (at + 1 < drawn ? s->values[at + 1] : strata) - i;
-        uint64_t own = by_share * weight_of(__ldcg(&shares[s->hits[i]])) + by_page;
-        s->keys[at] = s->hits[i];
-        s->sample_bias[at] =
-            by_share ? (float)log2((double)hits * (double)total / ((double)strata * (double)own))
-                     : 0.f;
-    }
-    __syncthreads();
-    return drawn;
+    return total;
 }
 
-__device__ __forceinline__ uint32_t count_below(const uint32_t *pages, uint32_t n, uint32_t page) {
-    uint32_t low = 0;
-    while (low < n) {
-        uint32_t middle = (low + n) / 2;
-        if (pages[middle] < page)
-            low = middle + 1;
-        else
-            n = middle;
+/* The cut that leaves the best k of the team's words but the sure ones. `filled`: the first digit
+ * is counted. */
+__device__ __forceinline__ struct cut find_cut(const struct span &p, struct shared *s, uint32_t k,
+                                               bool filled) {
+    const uint32_t at = PER * (THREADS - 1 - threadIdx.x); /* from the top */
+    uint32_t need = k, prefix = 0, upper = 30;
+
+    if (k == 0) {
+        __syncthreads();
+        return {SHARE, 0};
     }
-    return low;
+#pragma unroll 1
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        const uint32_t shift = round == 0 ? 19 : round == 1 ? 8 : 0, bits = upper - shift;
+        if (round || !filled)
+#pragma unroll 4
+            for (uint32_t i = threadIdx.x; i < p.count; i += THREADS) {
+                int32_t w = p.words[i];
+                if ((uint32_t)w >> upper == prefix)
+                    atomicAdd(&s->bins[(uint32_t)w >> shift & ((1u << bits) - 1)], 1u);
+            }
+        __syncthreads();
+        uint32_t x[PER];
+        add_bins(s, round, at, x);
+        const uint32_t total = find_bin(s, x, at, need);
+        if (round == 0 && total <= k)
+            return {-1, 0};
+        prefix = prefix << bits | s->bin;
+        need -= s->above;
+        if (s->inside == need)
+            return {(int32_t)(prefix << shift) - 1, 0};
+        upper = shift;
+    }
+    return {(int32_t)prefix, need};
 }
 
-__device__ void write_pick(const struct plan &p, uint32_t at, uint32_t page, float bias,
-                           uint32_t kept) {
+/* Place of a group's first taken page among the block's: p.place. -> this thread's last, inclusive
+ * of its own groups. */
+__device__ __forceinline__ uint32_t place_groups(const struct span &p, struct shared *s) {
+    const uint32_t first = min(p.groups, threadIdx.x * p.per), last = min(p.groups, first + p.per);
+    uint32_t own = 0, count, at;
+
+#pragma unroll 1
+    for (uint32_t g = first; g < last; g++)
+        own += __popc(p.taken[g]);
+    count = block_count(s, own);
+    at = count - own;
+#pragma unroll 1
+    for (uint32_t g = first; g < last; g++) {
+        p.place[g] = at;
+        at += __popc(p.taken[g]);
+    }
+    return count;
+}
+
+/* Mark the first cut.ties of the pages whose word is the cut. */
+static __device__ __noinline__ void mark_ties(const struct span &p, struct shared *s,
+                                              struct cut cut) {
+    const uint32_t lane = threadIdx.x % 32;
+    uint32_t before = 0;
+
+    for (uint32_t g = warp_index(); g < p.groups; g += WARPS) {
+        uint32_t i = 32 * g + lane;
+        uint32_t equal = __ballot_sync(LK_FULL_WARP, i < p.count && p.words[i] == cut.word);
+        if (lane == 0)
+            p.taken[g] = equal;
+    }
+    __syncthreads();
+    const uint32_t count = place_groups(p, s);
+    if (threadIdx.x == THREADS - 1)
+        for (uint32_t i = 0; i < team_size(); i++)
+            team_store(team_address(&s->peers[0][team_rank()], i), make_uint4(count, 0, 0, 0));
+    team_barrier();
+    for (uint32_t i = 0; i < team_rank(); i++)
+        before += s->peers[0][i].x;
+    for (uint32_t g = warp_index(); g < p.groups; g += WARPS) {
+        uint32_t equal = p.taken[g], below = equal & ((1u << lane) - 1);
+        if (equal >> lane & 1 && before + p.place[g] + __popc(below) < cut.ties)
+            p.words[32 * g + lane] |= SURE;
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ struct cut cut_pages(const struct span &p, struct shared *s, uint32_t k,
+                                                bool filled) {
+    const struct cut cut = find_cut(p, s, k, filled);
+    if (cut.ties)
+        mark_ties(p, s, cut);
+    return cut;
+}
+
+/* ---- a mass target ---- */
+
+__device__ __forceinline__ uint64_t fixed_share(uint32_t bits) { /* in 2^-60 */
+    return (uint64_t)((double)__uint_as_float(bits & SHARE) * 1152921504606846976.);
+}
+
+static __device__ __noinline__ uint64_t block_sum(struct shared *s, uint64_t x) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1)
+        x += __shfl_xor_sync(LK_FULL_WARP, x, o);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        s->warp_weight[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = 0;
+    for (int i = 0; i < WARPS; i++)
+        x += s->warp_weight[i];
+    return x;
+}
+
+/* How many of the pages kept, best first and forced ones before, reach the target. By the block
+ * that holds the others' words in s->list, forced ones as SURE. */
+__device__ uint32_t count_for_target(const struct span &p, struct shared *s) {
+    const uint64_t target = (uint64_t)((double)p.mass_target * 1152921504606846976.);
+    const uint32_t listed = s->listed;
+    uint32_t word = 0, count = 0, extra = 0;
+    auto sum_from = [&](uint32_t least) {
+        uint64_t x = 0;
+        for (uint32_t i = threadIdx.x; i < listed; i += THREADS)
+            x += (uint32_t)s->list[i] >= least ? fixed_share((uint32_t)s->list[i]) : 0;
+        return block_sum(s, x);
+    };
+
+    if (sum_from(0) < target)
+        return listed;
+    for (uint32_t bit = SURE; bit; bit >>= 1) /* the largest word from which it is reached */
+        if (sum_from(word | bit) >= target)
+            word |= bit;
+    if (word >= SURE)
+        return p.sink + p.tail;
+    const uint64_t above = sum_from(word + 1);
+    for (uint32_t i = threadIdx.x; i < listed; i += THREADS)
+        count += (uint32_t)s->list[i] > word;
+    if (fixed_share(word))
+        extra = (uint32_t)((target - above + fixed_share(word) - 1) / fixed_share(word));
+    return (uint32_t)block_sum(s, count) + extra;
+}
+
+/* Cut again where the mass target needs fewer pages. */
+static __device__ __noinline__ struct cut apply_target(const struct span &p, struct shared *s,
+                                                       struct cut cut) {
+    const uint32_t list = team_address(s->list, 0), listed = team_address(&s->listed, 0);
+
+    for (uint32_t i = threadIdx.x; i < p.count; i += THREADS) {
+        int32_t w = p.words[i];
+        if (w <= cut.word)
+            continue;
+        if (!is_forced(p, p.base + i))
+            p.words[i] = w &= SHARE;
+        uint32_t at = team_add(listed, 1);
+        if (at < LK_CUDA_BUDGET_PAGES_MAX)
+            team_put(list + 4 * at, (uint32_t)w);
+    }
+    team_barrier();
+    if (team_rank() == 0) {
+        const uint32_t k = max(count_for_target(p, s), (uint32_t)LK_MASS_PAGES_MIN);
+        if (threadIdx.x == 0)
+            s->agreed = make_uint4(min(k, p.k), 0, 0, 0);
+    }
+    for (uint32_t i = threadIdx.x; i < ROUNDS * BINS / 2; i += THREADS)
+        s->total[i / (BINS / 2)][i % (BINS / 2)] = 0;
+    team_barrier();
+    return cut_pages(p, s, team_load(team_address(&s->agreed, 0)).x - p.sink - p.tail, false);
+}
+
+/* ---- the sample ---- */
+
+struct sums {                      /* of pages not kept; pages kept */
+    struct tally before, own, all; /* in lower spans, in this, in the row */
+};
+
+/* Masks of the kept pages; weights of the others. */
+__device__ __forceinline__ void mark_kept(const struct span &p, struct cut cut) {
+    const uint32_t lane = threadIdx.x % 32, groups = p.groups, count = p.count;
+    const int32_t *words = p.words;
+    uint32_t *kept_masks = p.kept, *taken_masks = p.taken;
+    uint64_t *weights = p.weight;
+    const bool sampled = p.sampled;
+
+#pragma unroll 2
+    for (uint32_t g = warp_index(); g < groups; g += WARPS) {
+        const uint32_t i = 32 * g + lane;
+        const int32_t w = i < count ? words[i] : NEVER;
+        const bool kept = w > cut.word;
+        const uint32_t mask = __ballot_sync(LK_FULL_WARP, kept);
+
+        if (sampled) {
+            const uint64_t x = i < count && !kept ? weight_of(w) : 0;
+            const uint32_t low = __reduce_add_sync(LK_FULL_WARP, (uint32_t)(x & 0xffffff));
+            const uint32_t high = __reduce_add_sync(LK_FULL_WARP, (uint32_t)(x >> 24));
+            if (lane == 0)
+                weights[g] = ((uint64_t)high << 24) + low;
+        }
+        if (lane == 0)
+            kept_masks[g] = taken_masks[g] = mask;
+    }
+    __syncthreads();
+}
+
+/* Set the kept pages out for L2. */
+__device__ __forceinline__ void fetch_kept(const struct select_args &a, const struct span &p) {
+    const uint32_t lane = threadIdx.x % 32;
+
+#pragma unroll 1
+    for (uint32_t g = warp_index(); p.fetch && g < p.groups; g += WARPS)
+        if (p.kept[g] >> lane & 1)
+            fetch_page(a, p, find_physical(p, p.base + 32 * g + lane));
+}
+
+__device__ __forceinline__ struct sums sum_weights(const struct select_args &a,
+                                                   const struct span &p, struct shared *s) {
+    const uint32_t first = min(p.groups, threadIdx.x * p.per), last = min(p.groups, first + p.per);
+    struct sums r;
+    uint64_t weight = 0;
+    uint32_t left = min(p.count, 32 * last) - min(p.count, 32 * first);
+
+#pragma unroll 1
+    for (uint32_t g = first; g < last; g++) {
+        weight += p.weight[g];
+        left -= __popc(p.kept[g]);
+    }
+    block_scan(s, &weight, &left);
+    s->entry_weight[threadIdx.x] = weight;
+    s->entry_left[threadIdx.x] = left;
+    r.before = team_sum(s, 1, {weight, left, p.count - left}, &r.all, [&] { fetch_kept(a, p); });
+    r.own = {s->entry_weight[THREADS - 1], s->entry_left[THREADS - 1], 0};
+    return r;
+}
+
+struct strata {
+    uint64_t by_share, by_page, total, step, start;
+    uint32_t count;
+};
+
+__device__ __forceinline__ struct strata make_strata(const struct span &p, const struct sums &u) {
+    struct strata t;
+    const uint64_t left = u.all.left;
+
+    if (left <= p.sampled) /* every page, weight 1 */
+        t = {0, 1, left, 0, 0, u.all.left};
+    else
+        t = {19 * left, u.all.weight, 20 * left * u.all.weight, 0, 0, p.sampled};
+    if (t.count & (t.count - 1))
+        t.step = t.total / t.count;
+    else
+        t.step = t.total >> (31 - __clz(t.count));
+    t.start = t.step / 2;
+    return t;
+}
+
+/* A warp looks for stratum i's point among the span's pages; `lo`: the running sum before them. */
+__device__ __forceinline__ void find_hit(const struct span &p, const struct shared *s,
+                                         const struct strata &t, uint32_t i, uint64_t lo) {
+    constexpr uint32_t EACH = THREADS / 32; /* entries, looked at by a lane each */
+    const uint32_t lane = threadIdx.x % 32;
+    const uint64_t point = i * t.step + t.start;
+    auto upto = [&](uint32_t e) {
+        return lo + t.by_share * s->entry_weight[e] + t.by_page * s->entry_left[e];
+    };
+    uint32_t over = __ballot_sync(LK_FULL_WARP, upto(EACH * lane + EACH - 1) > point);
+    uint32_t entry = over ? EACH * (__ffs(over) - 1) : 0;
+
+    over = __ballot_sync(LK_FULL_WARP, lane < EACH && upto(entry + lane % EACH) > point);
+    entry += over ? __ffs(over) - 1 : 0;
+    uint64_t run = entry ? upto(entry - 1) : lo;
+#pragma unroll 1
+    for (uint32_t g = entry * p.per; g < min(p.groups, (entry + 1) * p.per); g++) {
+        const uint32_t page = 32 * g + lane;
+        uint64_t own = 0, sum;
+        if (page < p.count && !(p.kept[g] >> lane & 1))
+            own = t.by_share * weight_of(p.words[page]) + t.by_page;
+        sum = own;
+#pragma unroll
+        for (int o = 1; o < 32; o <<= 1) {
+            uint64_t y = __shfl_up_sync(LK_FULL_WARP, sum, o);
+            sum += lane >= o ? y : 0;
+        }
+        sum += run;
+        over = __ballot_sync(LK_FULL_WARP, sum > point);
+        if (!over) {
+            run = __shfl_sync(LK_FULL_WARP, sum, 31);
+            continue;
+        }
+        if (lane == __ffs(over) - 1 && (i == 0 || point - t.step < sum - own)) { /* its first hit */
+            uint32_t hits = 1;
+            while (i + hits < t.count && point + hits * t.step < sum)
+                hits++;
+            const float expected = __ull2float_rn(own) * t.count;
+            const float weight = __fdividef((float)hits * __ull2float_rn(t.total), expected);
+            p.hits[i] = {p.base + page, t.by_share ? log2f(weight) : 0.f};
+            atomicOr(&p.taken[g], 1u << lane);
+        }
+        return;
+    }
+}
+
+__device__ __forceinline__ void clear_hits(const struct span &p) {
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < p.sampled; i += THREADS)
+        p.hits[i].page = NO_PAGE;
+}
+
+/* The strata whose points lie in the span, by warps: p.hits, p.taken. */
+__device__ __forceinline__ void draw(const struct span &p, const struct shared *s,
+                                     const struct sums &u, const struct strata &t) {
+    const uint64_t lo = t.by_share * u.before.weight + t.by_page * u.before.left;
+    const uint64_t hi = lo + t.by_share * u.own.weight + t.by_page * u.own.left;
+
+#pragma unroll 1
+    for (uint32_t i = warp_index(); i < t.count; i += WARPS) {
+        const uint64_t point = i * t.step + t.start;
+        if (point >= lo && point < hi)
+            find_hit(p, s, t, i, lo);
+    }
+    __syncthreads();
+}
+
+/* ---- results ---- */
+
+/* `at` of the team's picks. */
+__device__ __forceinline__ void write_pick(const struct select_args &a, const struct span &p,
+                                           uint32_t at, uint32_t page, float bias, bool kept) {
+    const uint32_t physical = find_physical(p, page);
+
     /* struct lk_cuda_pick in one store */
-    *(uint4 *)&row_picks(p.r, p.head)[at] =
-        make_uint4(page, physical_page(p.r, page), __float_as_uint(bias), kept);
-    if (p.r->list && at < p.r->list_pages)
-        p.r->list[(uint64_t)p.head * p.r->list_pages + at] = {page, kept ? 1.f : exp2f(bias)};
+    *(uint4 *)&p.picks[at] = make_uint4(page, physical, __float_as_uint(bias), kept);
+    if (!kept)
+        fetch_page(a, p, physical);
+    if (p.list && at < p.listed_most)
+        p.list[at] = {page, kept ? 1.f : exp2f(bias)};
+}
+
+/* `before`: picks of lower spans. */
+__device__ __forceinline__ void write_picks(const struct select_args &a, const struct span &p,
+                                            uint32_t before, uint32_t strata) {
+    const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
+
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < strata; i += THREADS) {
+        const struct hit h = p.hits[i];
+        const uint32_t page = h.page - p.base, g = page / 32;
+        if (page < p.count)
+            write_pick(a, p, before + p.place[g] + __popc(p.taken[g] & ((1u << page % 32) - 1)),
+                       h.page, h.bias, false);
+    }
+    const uint32_t groups = p.groups, count = p.count;
+    const uint32_t *masks = p.kept;
+    const int32_t *words = p.words;
+    uint32_t *shares = p.shares + p.base;
+#pragma unroll 2
+    for (uint32_t g = warp_index(); g < groups; g += WARPS) {
+        const uint32_t i = 32 * g + lane;
+        const bool kept = masks[g] >> lane & 1;
+        if (i < count)
+            shares[i] = ((uint32_t)words[i] & SHARE) | (kept ? MARK : 0);
+        if (kept)
+            write_pick(a, p, before + p.place[g] + __popc(p.taken[g] & below), p.base + i, 0.f,
+                       true);
+    }
+}
+
+/* Pruning: list the kept units' pages and tag them as competing. */
+__device__ __forceinline__ void write_list(const struct span &p, uint32_t before, uint32_t kept) {
+    const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
+
+#pragma unroll 1
+    for (uint32_t g = warp_index(); g < p.groups; g += WARPS) {
+        if (!(p.kept[g] >> lane & 1))
+            continue;
+        const uint32_t at = before + p.place[g] + __popc(p.kept[g] & below);
+        const uint32_t unit = p.base + 32 * g + lane;
+#pragma unroll 1
+        for (uint32_t x = 0; x < p.step; x++) {
+            p.rescan[at * p.step + x] = unit * p.step + x;
+            atomicOr((uint32_t *)(p.scores + (uint64_t)(unit * p.step + x) * p.stride), 1u);
+        }
+    }
+    if (team_rank() == 0 && threadIdx.x < p.after) {
+        const uint32_t page = p.units * p.step + threadIdx.x;
+        p.rescan[kept * p.step + threadIdx.x] = page;
+        *(uint32_t *)(p.scores + (uint64_t)page * p.stride) = 1;
+    }
+    if (team_rank() == 0 && threadIdx.x == 0)
+        p.found->listed = kept * p.step + p.after;
+}
+
+__device__ __forceinline__ float2 block_merge(struct shared *s, float2 x) {
+    x = warp_merge(x);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        s->part[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = s->part[0];
+    for (int i = 1; i < WARPS; i++)
+        x = merge_parts(x, s->part[i]);
+    return x;
 }
 
 /* log2 mass of the pages not kept, by query head: what the kept leave of 1; where they leave too
  * little for a float to tell, summed over all the others. */
-__device__ __noinline__ void estimate_rest(const struct plan &p, struct shared *s, uint32_t kept) {
-    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
-    const float *scores = row_scores(p.r, p.head, p.stride);
-    float *rest = row_head(p.r, p.head)->rest;
-
-    for (uint32_t g = warp; g < p.group; g += WARPS) {
-        float sum = 0;
-        for (uint32_t i = lane; i < kept; i += 32)
-            sum += exp2_fast(__ldcg(&scores[(uint64_t)s->kept[i] * p.stride + g]) - s->lse[g]);
-        sum = 1.f - warp_sum(sum);
-        s->part[g].x = sum;
-        if (lane == 0)
-            rest[g] = log2_fast(sum) + s->lse[g];
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (uint32_t g = 0; g < p.group; g++) {
+static __device__ __noinline__ void estimate_rest(const struct span &p, struct shared *s,
+                                                  uint32_t kept) {
+    team_barrier();
+    for (uint32_t g = team_rank(); g < p.group; g += team_size()) {
+        const float *scores = p.scores + g;
         float2 sum = make_float2(-INFINITY, 0.f);
-        if (s->part[g].x > 1e-5f)
-            continue;
-        for (uint32_t j = threadIdx.x; j < p.units; j += THREADS) {
-            uint32_t at = count_below(s->kept, kept, j);
-            if (at == kept || s->kept[at] != j)
-                sum =
-                    merge_parts(sum, make_float2(__ldcg(&scores[(uint64_t)j * p.stride + g]), 1.f));
+        float rest;
+        auto add = [&](uint32_t page) {
+            sum = merge_parts(sum, make_float2(__ldcg(&scores[(uint64_t)page * p.stride]), 1.f));
+        };
+
+        for (uint32_t i = threadIdx.x; i < kept; i += THREADS)
+            add(__ldcg(&p.picks[i].page));
+        sum = block_merge(s, sum);
+        rest = 1.f - exp2_fast(sum.x - s->lse[g]) * sum.y;
+        sum = make_float2(s->lse[g], rest);
+        if (rest <= 1e-5f) {
+            sum = make_float2(-INFINITY, 0.f);
+            for (uint32_t j = threadIdx.x; j < p.units; j += THREADS)
+                if (!(__ldcg(&p.shares[j]) & MARK))
+                    add(j);
+            sum = block_merge(s, sum);
         }
-        for (int o = 16; o; o >>= 1)
-            sum = merge_parts(sum, make_float2(__shfl_xor_sync(LK_FULL_WARP, sum.x, o),
-                                               __shfl_xor_sync(LK_FULL_WARP, sum.y, o)));
-        if (lane == 0)
-            ((float2 *)s->members)[warp] = sum;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            for (int w = 1; w < WARPS; w++)
-                sum = merge_parts(sum, ((float2 *)s->members)[w]);
-            rest[g] = sum.x + log2_fast(sum.y);
-        }
-        __syncthreads();
+        if (threadIdx.x == 0)
+            p.found->rest[g] = sum.x + log2_fast(sum.y);
     }
 }
 
-__device__ void finish_select(const struct plan &p, struct shared *s, uint32_t items) {
-    const uint32_t *keys = row_candidates(p), *pages = keys + items;
-    uint32_t kept, drawn = 0;
-    struct cut cut;
+/* ---- kernel ---- */
 
-    if (items <= KEYS_MOST) {
-        for (uint32_t i = threadIdx.x; i < items; i += THREADS)
-            s->keys[i] = __ldcg(&keys[i]);
-        keys = s->keys;
-        __syncthreads();
-    }
-    cut = find_cut(s, items, p.k, keys);
-    kept = emit(s, items, keys, cut, s->hits);
-    for (uint32_t i = threadIdx.x; i < kept; i += THREADS)
-        s->kept[i] = __ldcg(&pages[s->hits[i]]);
-    __syncthreads();
-    if (p.r->mass_target > 0)
-        kept = apply_target(p, s, kept);
-    if (p.sampled)
-        drawn = draw(p, s, kept);
-    else
-        estimate_rest(p, s, kept);
-    for (uint32_t i = threadIdx.x; i < kept; i += THREADS)
-        write_pick(p, i + count_below(s->keys, drawn, s->kept[i]), s->kept[i], 0.f, 1);
-    for (uint32_t i = threadIdx.x; i < drawn; i += THREADS)
-        write_pick(p, i + count_below(s->kept, kept, s->keys[i]), s->keys[i], s->sample_bias[i], 0);
-    if (threadIdx.x == 0) {
-        struct lk_cuda_head *h = row_head(p.r, p.head);
-        h->kept = kept;
-        h->sampled = drawn;
-    }
-}
-
-__global__ void __launch_bounds__(THREADS)
+template <bool PRUNE>
+__global__ void __launch_bounds__(THREADS, 2)
     select_kernel(const __grid_constant__ struct select_args a) {
     extern __shared__ __align__(16) uint8_t memory[];
     struct shared *s = (struct shared *)memory;
-    const uint32_t head = blockIdx.y, row = blockIdx.z;
+    const uint32_t row = blockIdx.z;
     const struct lk_cuda_row *r = &a.batch->row[row];
+    const struct span &p = s->span;
+    struct strata t = {};
+    struct tally all;
+    uint32_t kept = 0;
 
     let_next_start();
-    if (row >= a.batch->rows || !r->scan || (a.prune && !r->list_max)) {
+    if (row >= __ldcg(&a.batch->rows) || !__ldcg(&r->scan) || (PRUNE && !__ldcg(&r->list_max))) {
         wait_for_previous();
         return;
     }
-    const struct plan p = make_plan(a, r, head);
-    const uint32_t blocks = min(p.segments, BLOCKS);
-    wait_for_previous();
-    if (blockIdx.x >= blocks)
-        return;
-    sum_parts(a, p, s);
-    for (uint32_t segment = blockIdx.x; segment < p.segments; segment += blocks)
-        run_segment(a, p, s, segment);
-    __threadfence();
-    __syncthreads();
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < (sizeof s->bins + sizeof s->total) / 16; i += THREADS)
+        ((uint4 *)memory)[i] = make_uint4(0, 0, 0, 0); /* bins and totals come first */
+    if (warp_index() == 0)
+        load_row(a.batch, row, &s->row);
     if (threadIdx.x == 0) {
-        uint32_t *word = &a.sync[row * a.pool.geometry.kv_heads + head];
-        s->last = atomicAdd(word, 1u) == blocks - 1;
-        if (s->last)
-            *word = 0;
+        s->listed = 0;
+        make_span<PRUNE>(a, s, &s->row, blockIdx.y);
+        team_expect(&s->arrived[1]);
+        team_expect(&s->arrived[2]);
     }
     __syncthreads();
-    if (!s->last)
+    team_arrive();
+    fetch_table(p);
+    if (p.mass_target <= 0)
+        clear_hits(p);
+    wait_for_previous();
+    make_words<PRUNE>(p, s);
+    team_wait();
+    struct cut cut = cut_pages(p, s, p.k - p.sink - p.tail, true);
+    if (!PRUNE && p.mass_target > 0) {
+        cut = apply_target(p, s, cut);
+        clear_hits(p);
+    }
+    mark_kept(p, cut);
+    if (!PRUNE && p.sampled) {
+        const struct sums u = sum_weights(a, p, s);
+        t = make_strata(p, u);
+        kept = u.all.kept;
+        draw(p, s, u, t);
+    }
+    const uint32_t own = place_groups(p, s);
+    const struct tally before = team_sum(s, 2, {0, own, 0}, &all, [] {});
+    if (PRUNE) {
+        write_list(p, before.left, all.left);
         return;
-    __threadfence();
-    if (a.prune)
-        finish_prune(p, s, p.segments * p.most);
-    else
-        finish_select(p, s, p.segments * p.most);
+    }
+    if (!p.sampled)
+        kept = all.left;
+    write_picks(a, p, before.left, t.count);
+    if (team_rank() == 0 && threadIdx.x == 0) {
+        p.found->kept = kept;
+        p.found->sampled = all.left - kept;
+    }
+    if (!p.sampled)
+        estimate_rest(p, s, kept);
 }
 
-static int launch_select(const struct lk_cuda_step *step, uint32_t prune, void *stream) {
-    struct select_args a = {step->pool, step->batch, step->sync, prune};
+/* ---- launcher ---- */
 
-    cudaFuncSetAttribute(select_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+/* Blocks of a team: a power of two; enough teams fill the device by themselves. */
+static uint32_t choose_team(const struct lk_cuda_step *step) {
+    const uint32_t teams = step->pool.geometry.kv_heads * step->bucket;
+    struct cudaFuncAttributes attributes;
+    uint32_t size = LK_TEAM_MOST;
+
+    if (cudaFuncGetAttributes(&attributes, select_kernel<false>) || attributes.ptxVersion < 90)
+        return 1;
+    while (size > 1 && size * teams > 2 * step->processors)
+        size /= 2;
+    return size;
+}
+
+template <bool PRUNE> static int launch_select(const struct lk_cuda_step *step, void *stream) {
+    struct select_args a = {step->pool, step->batch};
+    const uint32_t team = choose_team(step);
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attributes[2] = {};
+
+    cudaFuncSetAttribute(select_kernel<PRUNE>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          sizeof(struct shared));
-    return launch(select_kernel, dim3(BLOCKS, step->pool.geometry.kv_heads, step->bucket), THREADS,
-                  sizeof(struct shared), stream, a);
+    if (team > 8)
+        cudaFuncSetAttribute(select_kernel<PRUNE>, cudaFuncAttributeNonPortableClusterSizeAllowed,
+                             1);
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {team, 1, 1};
+    config.gridDim = dim3(team, step->pool.geometry.kv_heads, step->bucket);
+    config.blockDim = THREADS;
+    config.dynamicSmemBytes = sizeof(struct shared);
+    config.stream = (cudaStream_t)stream;
+    config.attrs = attributes;
+    config.numAttrs = team > 1 ? 2 : 1;
+    return (int)cudaLaunchKernelEx(&config, select_kernel<PRUNE>, a);
 }
 
 int lk_cuda_prune(const struct lk_cuda_step *step, void *stream) {
-    return launch_select(step, 1, stream);
+    return launch_select<true>(step, stream);
 }
 
 int lk_cuda_select(const struct lk_cuda_step *step, void *stream) {
-    return launch_select(step, 0, stream);
+    return launch_select<false>(step, stream);
 }

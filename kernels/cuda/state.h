@@ -9,8 +9,8 @@
  *   parts      {max, sum} [kv_head][slot][group stride]  of 2^score: slot 0 the newest page, then
  *              chunks of the first pass, listed tiles and the other pages of the second
  *   shares     u32 [kv_head][page]     bits of the share; bit 31: kept
- *   sums       u64 [kv_head][page/32]  sums of floor(2^32 share) + 1
- *   candidates u32 [kv_head]{key [segment][k], page [segment][k]}
+ *   spill      bytes [kv_head][lk_cuda_spill_bytes()]  of select, where its blocks' shared memory
+ *              is too small for the row
  *   counts     lk_cuda_head [kv_head]
  *   rescan     u32 [kv_head][list]     pages of the second pass
  *   picks      lk_cuda_pick [kv_head][budget], ascending by page
@@ -20,6 +20,8 @@
 #define LK_CUDA_STATE_H
 
 #include <stdint.h>
+
+#include "record.h"
 
 struct lk_cuda_pick {
     uint32_t page, physical;
@@ -37,6 +39,14 @@ struct lk_cuda_stat {
     float peak, mass, kept; /* log2 maximum; sums of 2^(logit - peak), of all and of kept pages */
     float reserved;
 };
+
+#define LK_CUDA_SPAN_PAGES 8192 /* pages that a block of select holds in shared memory */
+#define LK_CUDA_SPAN_HITS  2048 /* and pages of the sample */
+
+/* What select keeps of a head's pages (a multiple of 32) while it runs. */
+static inline LK_BOTH uint64_t lk_cuda_spill_bytes(uint64_t pages, uint64_t sampled) {
+    return (pages * 4 + pages / 32 * 20 + sampled * 8 + 15) / 16 * 16;
+}
 
 /* Query heads of a row of scores: whole vectors of 4, then of 8. */
 static inline uint32_t lk_cuda_group_stride(uint32_t group) {

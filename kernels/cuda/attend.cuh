@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * attend.cuh - what the two kernels of attention share: jobs, tokens, and a head's results.
+ *
+ * Words: a job is (row, KV head, up to query_warps x 8 queries); its tokens come in tiles of 16 and
+ * its tiles in slices, a task each; an octet is half a tile, eight tokens of one page.
+ *
+ * Invariants: what a job and its slices are depends on the row and the geometry alone. A slice
+ * leaves its partial result in the row's workspace; the block that finishes a job's last slice
+ * merges them in order. A job holds whatever is needed of its row, since the way to a row's
+ * descriptor is long and would be gone at every turn.
+ */
+#ifndef LK_CUDA_ATTEND_CUH
+#define LK_CUDA_ATTEND_CUH
+
+#include "device.cuh"
+
+#define WARPS   8
+#define THREADS (32 * WARPS)
+#define QUERIES 8 /* of a warp */
+#define NEVER   0x7fffffff
+
+struct attend_args {
+    struct lk_pool_view pool;
+    const struct lk_cuda_batch *batch;
+    uint32_t *sync;
+};
+
+struct job {
+    const uint16_t *q; /* of the row, like out and lse */
+    float *out, *lse;
+    const struct lk_cuda_pick *picks; /* NULL: all pages in order */
+    const struct lk_cuda_head *found; /* what select says of the head */
+    const uint8_t *base;              /* keys of the KV head in page 0 of the layer */
+    const uint32_t *table;
+    uint8_t *partials;           /* of slice 0 */
+    uint64_t partial_bytes;      /* of a slice */
+    uint32_t *word;              /* slices done */
+    struct lk_head_out *result;  /* of the head; NULL: not wanted of this job */
+    struct lk_page_weight *list; /* likewise: all pages of an exact row */
+    uint32_t first, slices;      /* its first task; its tasks */
+    uint32_t tiles, slice_tiles;
+    uint32_t head, query_warps; /* warps that hold different queries */
+    uint32_t query_first, queries;
+    uint32_t tokens, length, pages, listed;
+    uint32_t table_shift, token_shift; /* pages of a table's entry, tokens of a page */
+    uint32_t inverse;                  /* 2^31 / group, rounded up: divides numbers below 2^26 */
+    float scale;                       /* of logits, base 2 */
+};
+
+/* Pages of an octet, as read; what follows from them is left until they have come. */
+struct octet {
+    uint32_t page, physical; /* NEVER: none; in a table without picks: the table's entry */
+    float bias;
+    uint32_t kept, in; /* first token within the page */
+};
+
+/* Reads nothing that an earlier kernel of the step leaves. By a warp; `r`: room for the row. */
+__device__ __forceinline__ struct job find_job(const struct attend_args &a, struct lk_cuda_row *r,
+                                               uint32_t task) {
+    const struct lk_geometry *g = &a.pool.geometry;
+    const uint32_t row = find_row(a.batch, LK_CUDA_ATTEND, task);
+    load_row(a.batch, row, r);
+    const uint32_t first = __ldcg(&a.batch->first[LK_CUDA_ATTEND][row]);
+    const uint32_t number = (task - first) / r->slices;
+    const uint32_t group = number % r->query_groups, head = number / r->query_groups;
+    const uint32_t most = r->query_warps * QUERIES;
+    struct job j;
+
+    j.q = (const uint16_t *)r->q;
+    j.out = r->out;
+    j.lse = r->lse;
+    j.picks = r->scan ? row_picks(r, head) : NULL;
+    j.found = row_head(r, head);
+    j.base = lk_page_keys_device(a.pool, r->layer, 0, head);
+    j.table = r->table;
+    j.partial_bytes = (uint64_t)most * (g->head_dim * 4 + sizeof(struct lk_cuda_stat));
+    j.partials = r->workspace + r->partials + (uint64_t)number * r->slices * j.partial_bytes;
+    j.word = a.sync + LK_CUDA_ROWS_MAX * g->kv_heads + r->group_first + number;
+    j.result = r->result && group == 0 ? r->result + head : NULL;
+    j.list = r->list && group == 0 && !r->scan ? r->list + (uint64_t)head * r->list_pages : NULL;
+    j.first = first + number * r->slices;
+    j.slices = r->slices;
+    j.tiles = r->tiles;
+    j.slice_tiles = r->slice_tiles;
+    j.head = head;
+    j.query_warps = r->query_warps;
+    j.query_first = group * most;
+    j.queries = min(most, r->tokens * g->group - j.query_first);
+    j.tokens = r->tokens;
+    j.length = (uint32_t)r->length;
+    j.pages = r->pages;
+    j.listed = min(r->pages, r->list_pages);
+    j.table_shift = r->table_shift;
+    j.token_shift = 31 - __clz(g->page_tokens);
+    j.inverse = (0x80000000u + g->group - 1) / g->group;
+    j.scale = r->sm_scale * LK_LOG2E;
+    return j;
+}
+
+/* Octet `half` of a tile below `last`. `picked`: pages picked. */
+__device__ __forceinline__ struct octet look_up(const struct job &j, uint32_t tile, uint32_t last,
+                                                uint32_t half, uint32_t picked) {
+    const uint32_t token = 16 * tile + 8 * half, entry = token >> j.token_shift;
+    struct octet h = {NEVER, 0, 0.f, 1, token & ((1u << j.token_shift) - 1)};
+
+    if (tile >= last)
+        return h;
+    if (j.picks) {
+        if (entry < picked) {
+            const uint4 v = __ldcg((const uint4 *)&j.picks[entry]);
+            h.page = v.x;
+            h.physical = v.y;
+            h.bias = __uint_as_float(v.z);
+            h.kept = v.w;
+        }
+    } else if (token < j.length) {
+        h.page = entry;
+        h.physical = __ldg(&j.table[entry >> j.table_shift]);
+    }
+    return h;
+}
+
+/* Its first token; NEVER: none. */
+__device__ __forceinline__ int octet_position(const struct job &j, const struct octet &h) {
+    const uint32_t position = (h.page << j.token_shift) + h.in;
+    return h.page == NEVER || position >= j.length ? NEVER : (int)position;
+}
+
+/* Its keys; the values lie a page's tokens further. */
+__device__ __forceinline__ const uint16_t *octet_keys(const struct attend_args &a,
+                                                      const struct job &j, const struct octet &h) {
+    const uint32_t mask = (1u << j.table_shift) - 1;
+    const uint64_t physical =
+        j.picks ? h.physical : (h.physical << j.table_shift) + (h.page & mask);
+    return (const uint16_t *)(j.base + physical * a.pool.layout.page_bytes) +
+           h.in * a.pool.geometry.head_dim;
+}
+
+/* ---- queries ---- */
+
+/* Query x of a KV head's is query head x % group of token x / group. */
+__device__ __forceinline__ uint32_t query_token(const struct job &j, uint32_t x) {
+    return (uint32_t)((uint64_t)x * j.inverse >> 31);
+}
+
+/* Number of query head and token, for query x of the job. */
+__device__ __forceinline__ uint32_t query_index(const struct attend_args &a, const struct job &j,
+                                                uint32_t x) {
+    const uint32_t group = a.pool.geometry.group, token = query_token(j, j.query_first + x);
+    return (token * a.pool.geometry.kv_heads + j.head) * group + j.query_first + x - token * group;
+}
+
+/* How many tokens a query sees. */
+__device__ __forceinline__ int query_limit(const struct job &j, uint32_t x) {
+    return (int)(j.length - j.tokens + 1 + query_token(j, j.query_first + x));
+}
+
+/* ---- results ---- */
+
+__device__ __forceinline__ float shrink(float from, float to) { /* 2^(from - to), empty: 0 */
+    return from == -INFINITY ? 0.f : exp2_fast(from - to);
+}
+
+/* What select says of the head, to shared memory: by a warp, long before it is needed. */
+__device__ __forceinline__ void load_found(const struct job &j, struct lk_cuda_head *ret) {
+    if (j.picks)
+#pragma unroll 1
+        for (uint32_t i = threadIdx.x % 32; i < sizeof *ret / 4; i += 32)
+            ((uint32_t *)ret)[i] = __ldcg((const uint32_t *)j.found + i);
+}
+
+/* A query's LSE; and its captured mass, in mass[x]. `state`: all its tokens. */
+static __device__ __noinline__ void finish_query(const struct attend_args &a, const struct job &j,
+                                                 const struct lk_cuda_head *found, float *mass,
+                                                 uint32_t x, struct lk_cuda_stat state) {
+    const float lse = state.mass > 0 ? state.peak + log2f(state.mass) : -INFINITY;
+
+    if (j.lse)
+        j.lse[query_index(a, j, x)] = lse * LK_LN2;
+    if (j.picks && found->sampled)
+        mass[x] = __fdividef(state.kept, state.mass);
+    else if (j.picks)
+        mass[x] = 1.f / (1.f + exp2f(found->rest[x % a.pool.geometry.group] - lse));
+}
+
+/* The head's result, by one thread, after mass[] is complete. */
+__device__ __forceinline__ void finish_head(const struct attend_args &a, const struct job &j,
+                                            const struct lk_cuda_head *found, const float *mass) {
+    if (!j.result)
+        return;
+    struct lk_head_out out = {j.pages, 0, 1.f, LK_OUT_EXACT};
+    if (j.picks) {
+        float sum = 0;
+#pragma unroll 1
+        for (uint32_t i = 0; i < a.pool.geometry.group; i++)
+            sum += mass[i];
+        out = {found->kept, found->sampled, sum / a.pool.geometry.group,
+               found->sampled ? 0 : (uint32_t)LK_OUT_ESTIMATED};
+    }
+    *j.result = out;
+}
+
+/* An exact row lists all its pages. */
+__device__ __forceinline__ void list_all(const struct job &j) {
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; j.list && i < j.listed; i += THREADS)
+        j.list[i] = {i, 1.f};
+}
+
+/* The block has stored the partials of `count` slices -> whether all of the job's are there. */
+__device__ __forceinline__ bool all_done(const struct job &j, uint32_t count, uint32_t *last) {
+    __syncthreads();
+    if (count == j.slices)
+        return true;
+    if (threadIdx.x == 0) {
+        uint32_t before;
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+                     : "=r"(before)
+                     : "l"(j.word), "r"(count)
+                     : "memory");
+        *last = before + count == j.slices;
+        if (*last)
+            *j.word = 0;
+    }
+    __syncthreads();
+    return *last;
+}
+
+/* The run of tasks that a block takes: neighbours, since most are of one job. */
+__device__ __forceinline__ void find_run(uint32_t total, uint32_t *first, uint32_t *last) {
+    const uint32_t each = total / gridDim.x, more = total % gridDim.x;
+
+    *first = blockIdx.x * each + min(blockIdx.x, more);
+    *last = *first + each + (blockIdx.x < more);
+}
+
+int lk_cuda_attend_plain(const struct lk_cuda_step *step, void *stream);
+
+#endif
