@@ -565,6 +565,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
         prepare_job(a, &s->row, &s->job, task);
     __syncthreads();
     wait_for_previous();
+    note_time(a.clock, LK_CUDA_AT_ATTEND);
 #pragma unroll 1
     while (task < last) {
         const uint32_t begin = task - s->job.first;
@@ -593,7 +594,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
 /* ---- launcher ---- */
 
 template <int D, bool BF16> static int launch_fast(const struct lk_cuda_step *step, void *stream) {
-    const struct attend_args a = {step->pool, step->batch, step->sync};
+    const struct attend_args a = {step->pool, step->batch, step->sync, step->clock};
 
     cudaFuncSetAttribute(attend_kernel<D, BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          sizeof(struct shared<D>));

@@ -13,6 +13,7 @@
 #ifndef LK_CUDA_ATTEND_CUH
 #define LK_CUDA_ATTEND_CUH
 
+#include "clock.cuh"
 #include "device.cuh"
 
 #define WARPS   8
@@ -24,6 +25,7 @@ struct attend_args {
     struct lk_pool_view pool;
     const struct lk_cuda_batch *batch;
     uint32_t *sync;
+    struct lk_cuda_clock *clock; /* may be NULL */
 };
 
 struct job {

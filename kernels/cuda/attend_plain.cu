@@ -180,6 +180,7 @@ __global__ void __launch_bounds__(THREADS)
 
     let_next_start();
     wait_for_previous();
+    note_time(a.clock, LK_CUDA_AT_ATTEND);
     find_run(__ldcg(&a.batch->tasks[LK_CUDA_ATTEND]), &task, &last);
     while (task < last) {
         if (warp_index() == 0) {
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 int lk_cuda_attend_plain(const struct lk_cuda_step *step, void *stream) {
-    const struct attend_args a = {step->pool, step->batch, step->sync};
+    const struct attend_args a = {step->pool, step->batch, step->sync, step->clock};
     const uint32_t d = step->pool.geometry.head_dim;
     const uint32_t bytes = sizeof(struct shared) + 4 * WARPS * QUERIES * (d + 4);
 

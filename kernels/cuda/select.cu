@@ -21,6 +21,7 @@
  *
  * A span too long for shared memory has its words in the row's workspace.
  */
+#include "clock.cuh"
 #include "team.cuh"
 
 #define THREADS       512
@@ -41,6 +42,7 @@
 struct select_args {
     struct lk_pool_view pool;
     const struct lk_cuda_batch *batch;
+    struct lk_cuda_clock *clock; /* may be NULL */
 };
 
 struct hit {
@@ -933,6 +935,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     let_next_start();
     if (row >= __ldcg(&a.batch->rows) || !__ldcg(&r->scan) || (PRUNE && !__ldcg(&r->list_max))) {
         wait_for_previous();
+        note_time(a.clock, PRUNE ? LK_CUDA_AT_PRUNE : LK_CUDA_AT_SELECT);
         return;
     }
 #pragma unroll 1
@@ -952,6 +955,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     if (p.mass_target <= 0)
         clear_hits(p);
     wait_for_previous();
+    note_time(a.clock, PRUNE ? LK_CUDA_AT_PRUNE : LK_CUDA_AT_SELECT);
     make_words<PRUNE>(p, s);
     team_wait();
     struct cut cut = cut_pages(p, s, p.k - p.sink - p.tail, true);
@@ -999,7 +1003,7 @@ static uint32_t choose_team(const struct lk_cuda_step *step) {
 }
 
 template <bool PRUNE> static int launch_select(const struct lk_cuda_step *step, void *stream) {
-    struct select_args a = {step->pool, step->batch};
+    struct select_args a = {step->pool, step->batch, step->clock};
     const uint32_t team = choose_team(step);
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attributes[2] = {};
