@@ -12,8 +12,10 @@
  * every pair meets once a sweep with no data moved but by shuffles. Columns end as eigenvalue x
  * eigenvector.
  *
- * Superpages of up to 64 tokens are built the same way; larger ones by orthogonal iteration on
- * eight vectors, a block each, keys kept as 16 bits in shared memory.
+ * Of superpages only two directions are wanted. Those of 64 tokens: 32 steps of Lanczos, every
+ * vector orthogonal to all before, then rotations on the 32 x 32 tridiagonal matrix. Smaller ones
+ * are built as pages are; larger ones by orthogonal iteration on eight vectors, a block each, keys
+ * kept as 16 bits in shared memory.
  *
  * Keys are scaled by a power of two where their differences are far from 1. Every byte of a record
  * is written. Nothing here is on a step's critical path.
@@ -23,13 +25,14 @@
 #define SWEEPS_MOST   16
 #define ORTHOGONAL    1e-6f  /* cosine at which two columns count as orthogonal */
 #define NEGLIGIBLE    1e-15f /* squared eigenvalue, relative to the largest */
-#define SHARED_MOST   (226 * 1024)
+#define SHARED_MOST   (227 * 1024)
 #define SUPER_THREADS 256
-#define REFINED_MOST  32    /* tokens of a page whose eigenvectors are refined */
+#define REFINED_MOST  32     /* tokens of a page whose eigenvectors are refined */
+#define GAP_LEAST     1e-6f  /* between eigenvalues, relative: closer ones stay as they are */
 #define NO_WEIGHT     1e-13f /* squared eigenvalue, relative: far below what is kept, 1e-12 */
-#define GAP_LEAST     1e-6f /* between eigenvalues, relative: closer ones stay as they are */
-#define TURN_MOST     0.05f /* a correction by more is none of the first order */
+#define TURN_MOST     0.05f  /* a correction by more is none of the first order */
 #define VECTORS       8
+#define STEPS         32 /* of Lanczos */
 #define ROUNDS_MOST   48
 
 struct build_args {
@@ -60,21 +63,23 @@ __device__ __forceinline__ bool find_rotation(float aa, float bb, float ab, floa
 
 /* Shared memory of one page. */
 struct page_memory {
-    float *x;      /* [n][d + 4] differences */
+    float *x;      /* [n + 1][d + 4] differences, then in their place directions; last the mean */
     float *u;      /* [rank][n] coefficients, unit length */
     float *value;  /* [16] eigenvalues */
-    float *v;      /* [rank + 1][d]: directions, and last the mean */
-    float *gram;   /* [n][n] the Gram matrix, then [n][n] its eigenvectors as columns */
-    uint8_t *code; /* the records */
+    float *gram;   /* [n][n] the Gram matrix, then [n][n] its eigenvectors as columns; of 64 tokens:
+                      [STEPS][n] Lanczos vectors */
+    uint8_t *code; /* the records, in the place of these two */
 };
 
 __host__ __device__ __forceinline__ uint32_t gram_floats(uint32_t n) {
-    return n <= REFINED_MOST ? 2 * n * n : 0;
+    return n <= REFINED_MOST ? 2 * n * n : STEPS * n;
 }
 
 __host__ __device__ __forceinline__ uint32_t page_bytes(uint32_t n, uint32_t d, uint32_t rank,
                                                         uint32_t record) {
-    return (n * (d + 4) + rank * n + LK_RANK_MAX + (rank + 1) * d + gram_floats(n)) * 4 + record;
+    const uint32_t last = gram_floats(n) * 4 > record ? gram_floats(n) * 4 : record;
+
+    return ((n + 1) * (d + 4) + rank * n + LK_RANK_MAX) * 4 + last;
 }
 
 template <int LANES> __device__ __forceinline__ float group_sum(float x) {
@@ -90,31 +95,39 @@ template <int LANES> __device__ __forceinline__ float group_max(float x) {
     return x;
 }
 
-/* Rotate `count` vectors of d by the block-diagonal Hadamard matrix. */
-template <int LANES> __device__ void rotate(float *v, uint32_t count, uint32_t d, uint32_t l) {
+/* Rotate v [d] by the block-diagonal Hadamard matrix: four values at a time, two levels at once. */
+template <int LANES> __device__ __forceinline__ void rotate(float *v, uint32_t d, uint32_t l) {
     const uint32_t block = d & -d;
+    const float norm = rsqrtf((float)block);
+    uint32_t o = 1;
 
-    for (uint32_t o = 1; o < block; o <<= 1) {
+    for (; 4 * o <= block; o *= 4) {
+        const float scale = 4 * o == block ? norm : 1.f;
         __syncwarp();
-        for (uint32_t i = l; i < count * d / 2; i += LANES) {
-            uint32_t at = i / o * 2 * o + i % o;
-            float a = v[at], b = v[at + o];
-            v[at] = a + b;
-            v[at + o] = a - b;
+        for (uint32_t i = l; i < d / 4; i += LANES) {
+            float *at = v + ((i & ~(o - 1)) << 2 | (i & (o - 1)));
+            const float a = at[0], b = at[o], c = at[2 * o], e = at[3 * o];
+            at[0] = ((a + b) + (c + e)) * scale;
+            at[o] = ((a - b) + (c - e)) * scale;
+            at[2 * o] = ((a + b) - (c + e)) * scale;
+            at[3 * o] = ((a - b) - (c - e)) * scale;
         }
     }
     __syncwarp();
-    for (uint32_t i = l; i < count * d; i += LANES)
-        v[i] *= rsqrtf((float)block);
+    for (uint32_t i = l; o < block && i < d / 2; i += LANES) {
+        float *at = v + ((i & ~(o - 1)) << 1 | (i & (o - 1)));
+        const float a = at[0], b = at[o];
+        at[0] = (a + b) * norm;
+        at[o] = (a - b) * norm;
+    }
     __syncwarp();
 }
 
-/* Differences from the mean to m.x, mean to m.v[rank]. -> max |K|; ret_unit: what differences were
- * multiplied by. */
+/* Differences from the mean to m.x, mean to its last row. -> max |K|; ret_unit: what differences
+ * were multiplied by. */
 template <int N, int LANES>
 __device__ float load_page(const struct build_args &a, const struct page_memory &m, uint32_t layer,
-                           uint64_t page, uint32_t head, uint32_t rank, uint32_t l,
-                           float *ret_unit) {
+                           uint64_t page, uint32_t head, uint32_t l, float *ret_unit) {
     const struct lk_geometry *g = &a.pool.geometry;
     const uint32_t d = g->head_dim, chunks = d / 8, stride = d + 4;
     const bool bf16 = g->dtype == LK_BF16;
@@ -128,13 +141,17 @@ __device__ float load_page(const struct build_args &a, const struct page_memory 
         uint4 w = __ldcg((const uint4 *)(keys + t % g->page_tokens * d + c)),
               o = *(const uint4 *)(origin + c);
         const uint16_t *k = (const uint16_t *)&w, *k0 = (const uint16_t *)&o;
+        float x[8];
 #pragma unroll
         for (int e = 0; e < 8; e++) {
-            float key = element(k[e], bf16), x = key - element(k0[e], bf16);
-            m.x[t * stride + c + e] = x;
+            float key = element(k[e], bf16);
+            x[e] = key - element(k0[e], bf16);
             largest = fmaxf(largest, fabsf(key));
-            spread = fmaxf(spread, fabsf(x));
+            spread = fmaxf(spread, fabsf(x[e]));
         }
+        float4 *to = (float4 *)&m.x[t * stride + c];
+        to[0] = make_float4(x[0], x[1], x[2], x[3]);
+        to[1] = make_float4(x[4], x[5], x[6], x[7]);
     }
     largest = group_max<LANES>(largest);
     spread = group_max<LANES>(spread);
@@ -150,7 +167,7 @@ __device__ float load_page(const struct build_args &a, const struct page_memory 
 #pragma unroll
         for (int t = 0; t < N; t++)
             m.x[t * stride + c] = m.x[t * stride + c] * unit - mean;
-        m.v[rank * d + c] = mean / unit + element(origin[c], bf16);
+        m.x[N * stride + c] = mean / unit + element(origin[c], bf16);
     }
     __syncwarp();
     *ret_unit = unit;
@@ -159,8 +176,8 @@ __device__ float load_page(const struct build_args &a, const struct page_memory 
 
 /* Rotations in float32 leave eigenvectors some 1e-6 off, and where eigenvalues are close 1e-4: the
  * codes of a direction then differ from the reference's. One step of perturbation theory in float64
- * against the Gram matrix itself repairs that. Column l of eigenvalue x eigenvector in col; those of
- * no weight become 0. */
+ * against the Gram matrix itself repairs that. Column l of eigenvalue x eigenvector in col; those
+ * of no weight become 0. */
 template <int N, int LANES>
 __device__ void refine(const struct page_memory &m, uint32_t l, float norm, float col[N]) {
     const float most = group_max<LANES>(norm), unit = norm > NO_WEIGHT * most ? rsqrtf(norm) : 0.f;
@@ -212,36 +229,44 @@ __device__ void refine(const struct page_memory &m, uint32_t l, float norm, floa
     __syncwarp();
 }
 
-/* Columns l (and l + 32) of the Gram matrix, then of eigenvalue x eigenvector. */
-template <int N, int LANES, int COLUMNS>
-__device__ void diagonalise(const struct page_memory &m, uint32_t d, uint32_t l,
-                            float col[COLUMNS][N]) {
-    const uint32_t stride = d + 4;
-
-#pragma unroll
-    for (int x = 0; x < COLUMNS; x++)
+/* One-sided Jacobi on column l of each of LANES lanes. */
+template <int N, int LANES> __device__ __forceinline__ void turn_columns(uint32_t l, float col[N]) {
+    for (int sweep = 0; sweep < SWEEPS_MOST; sweep++) {
+        bool moved = false;
+        float own = 0;
 #pragma unroll
         for (int t = 0; t < N; t++)
-            col[x][t] = 0;
-    for (uint32_t c = 0; c < d; c += 4) {
-        float4 own[COLUMNS];
+            own = fmaf(col[t], col[t], own);
+        const float floor = group_max<LANES>(own) * NEGLIGIBLE;
+#pragma unroll 1
+        for (uint32_t to = 1; to < N; to++) {
+            const bool first = !(l & 1u << (31 - __clz(to))); /* the lower lane of the pair */
+            float other[N], part[4] = {0, 0, 0, 0}, c, s;
 #pragma unroll
-        for (int x = 0; x < COLUMNS; x++)
-            own[x] = *(const float4 *)&m.x[(l + 32 * x) * stride + c];
+            for (int t = 0; t < N; t++) {
+                other[t] = __shfl_xor_sync(LK_FULL_WARP, col[t], to);
+                part[t % 4] = fmaf(col[t], other[t], part[t % 4]);
+            }
+            const float product = (part[0] + part[1]) + (part[2] + part[3]);
+            const float theirs = __shfl_xor_sync(LK_FULL_WARP, own, to);
+            moved |=
+                find_rotation(first ? own : theirs, first ? theirs : own, product, floor, &c, &s);
+            s = first ? -s : s;
+            own = fmaxf(fmaf(s / c, product, own), 0.f);
 #pragma unroll
-        for (int t = 0; t < N; t++) {
-            float4 o = *(const float4 *)&m.x[t * stride + c];
-#pragma unroll
-            for (int x = 0; x < COLUMNS; x++)
-                col[x][t] =
-                    fmaf(o.x, own[x].x,
-                         fmaf(o.y, own[x].y, fmaf(o.z, own[x].z, fmaf(o.w, own[x].w, col[x][t]))));
+            for (int t = 0; t < N; t++)
+                col[t] = fmaf(c, col[t], s * other[t]);
         }
+        if (!__any_sync(LK_FULL_WARP, moved))
+            break;
     }
-    if constexpr (N <= REFINED_MOST)
-#pragma unroll
-        for (int t = 0; t < N; t++)
-            m.gram[t * N + l] = col[0][t];
+}
+
+/* The same where a lane has columns l and l + 32. */
+template <int N, int LANES>
+__device__ __forceinline__ void turn_pairs(uint32_t l, float col[2][N]) {
+    constexpr int COLUMNS = 2;
+
     for (int sweep = 0; sweep < SWEEPS_MOST; sweep++) {
         bool moved = false;
         float norm[COLUMNS], floor = 0;
@@ -300,6 +325,47 @@ __device__ void diagonalise(const struct page_memory &m, uint32_t d, uint32_t l,
         if (!__any_sync(LK_FULL_WARP, moved))
             break;
     }
+}
+
+/* Columns l (and l + 32) of the Gram matrix. */
+template <int N, int LANES, int COLUMNS>
+__device__ __forceinline__ void find_gram(const struct page_memory &m, uint32_t d, uint32_t l,
+                                          float col[COLUMNS][N]) {
+    const uint32_t stride = d + 4;
+
+#pragma unroll
+    for (int x = 0; x < COLUMNS; x++)
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            col[x][t] = 0;
+    for (uint32_t c = 0; c < d; c += 4) {
+        float4 own[COLUMNS];
+#pragma unroll
+        for (int x = 0; x < COLUMNS; x++)
+            own[x] = *(const float4 *)&m.x[(l + 32 * x) * stride + c];
+#pragma unroll
+        for (int t = 0; t < N; t++) {
+            float4 o = *(const float4 *)&m.x[t * stride + c];
+#pragma unroll
+            for (int x = 0; x < COLUMNS; x++)
+                col[x][t] =
+                    fmaf(o.x, own[x].x,
+                         fmaf(o.y, own[x].y, fmaf(o.z, own[x].z, fmaf(o.w, own[x].w, col[x][t]))));
+        }
+    }
+}
+
+/* Columns of the Gram matrix -> of eigenvalue x eigenvector. */
+template <int N, int LANES, int COLUMNS>
+__device__ void diagonalise(const struct page_memory &m, uint32_t l, float col[COLUMNS][N]) {
+    if constexpr (N <= REFINED_MOST)
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            m.gram[t * N + l] = col[0][t];
+    if constexpr (COLUMNS == 1)
+        turn_columns<N, LANES>(l, col[0]);
+    else
+        turn_pairs<N, LANES>(l, col);
     if constexpr (N <= REFINED_MOST) {
         float norm = 0;
 #pragma unroll
@@ -352,6 +418,139 @@ __device__ void keep_best(const struct page_memory &m, uint32_t rank, uint32_t l
     __syncwarp();
 }
 
+/* ---- the two leading eigenvectors of 64 x 64 ---- */
+
+/* w, two values a lane, made orthogonal to the first `count` vectors of q; eight at a time. */
+template <int N>
+__device__ __forceinline__ void orthogonalise(const float *q, uint32_t count, uint32_t l,
+                                              float w[2]) {
+    for (uint32_t first = 0; first < count; first += 8) {
+        float x[8][2], part[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const bool in = first + i < count;
+            x[i][0] = in ? q[(first + i) * N + l] : 0.f;
+            x[i][1] = in ? q[(first + i) * N + l + 32] : 0.f;
+            part[i] = fmaf(x[i][0], w[0], x[i][1] * w[1]);
+        }
+#pragma unroll
+        for (int half = 4, bit = 16; half; half /= 2, bit /= 2)
+#pragma unroll
+            for (int i = 0; i < half; i++) {
+                const bool up = l & bit;
+                const float send = up ? part[i] : part[i + half],
+                            keep = up ? part[i + half] : part[i];
+                part[i] = keep + __shfl_xor_sync(LK_FULL_WARP, send, bit);
+            }
+        part[0] += __shfl_xor_sync(LK_FULL_WARP, part[0], 2);
+        part[0] += __shfl_xor_sync(LK_FULL_WARP, part[0], 1);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float dot = __shfl_sync(LK_FULL_WARP, part[0], 4 * i);
+            w[0] = fmaf(-dot, x[i][0], w[0]);
+            w[1] = fmaf(-dot, x[i][1], w[1]);
+        }
+    }
+}
+
+/* A vector of no pattern, about of unit length. */
+template <int N>
+__device__ __forceinline__ void seed_vector(uint32_t seed, uint32_t l, float w[2]) {
+#pragma unroll
+    for (int x = 0; x < 2; x++) {
+        uint32_t hash = (l + 32 * x + 1) * 2654435761u + seed * 2246822519u;
+        hash = (hash ^ hash >> 15) * 3266489917u;
+        w[x] = (hash ^ hash >> 13) & 1 ? rsqrtf((float)N) : -rsqrtf((float)N);
+    }
+}
+
+/* STEPS steps of Lanczos, every vector orthogonal to all before (twice over) -> column l of the
+ * tridiagonal matrix. Where the vectors found span an invariant space it goes on from a new one. */
+template <int N>
+__device__ __forceinline__ void tridiagonalise(float *q, uint32_t l, const float col[2][N],
+                                               float t[STEPS]) {
+    float w[2], size = 0, alpha = 0, beta = 0;
+
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        size = fmaxf(size, fmaxf(fabsf(col[0][i]), fabsf(col[1][i])));
+    size = warp_max(size);
+    seed_vector<N>(0, l, w);
+#pragma unroll 1
+    for (uint32_t j = 0; j < STEPS; j++) {
+        float y[2] = {0, 0}, norm;
+        bool fresh = false;
+        q[j * N + l] = w[0];
+        q[j * N + l + 32] = w[1];
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            const float4 v = *(const float4 *)&q[j * N + i];
+#pragma unroll
+            for (int x = 0; x < 2; x++)
+                y[x] = fmaf(v.x, col[x][i],
+                            fmaf(v.y, col[x][i + 1],
+                                 fmaf(v.z, col[x][i + 2], fmaf(v.w, col[x][i + 3], y[x]))));
+        }
+        norm = warp_sum(fmaf(w[0], y[0], w[1] * y[1]));
+        alpha = l == j ? norm : alpha;
+        w[0] = y[0];
+        w[1] = y[1];
+        for (;;) {
+            orthogonalise<N>(q, j + 1, l, w);
+            orthogonalise<N>(q, j + 1, l, w);
+            norm = sqrtf(warp_sum(fmaf(w[0], w[0], w[1] * w[1])));
+            if (fresh || norm > 3e-6f * size)
+                break;
+            fresh = true;
+            seed_vector<N>(j + 1, l, w);
+        }
+        beta = l == j ? (fresh ? 0.f : norm) : beta;
+        w[0] *= 1.f / norm;
+        w[1] *= 1.f / norm;
+    }
+    const float before = __shfl_up_sync(LK_FULL_WARP, beta, 1);
+#pragma unroll
+    for (int i = 0; i < STEPS; i++)
+        t[i] = i == l ? alpha : i == l + 1 ? beta : i + 1 == l ? before : 0.f;
+}
+
+/* Unit eigenvectors of the two largest eigenvalues to m.u; columns l, l + 32 of the matrix. */
+template <int N>
+__device__ __forceinline__ void keep_leading(const struct page_memory &m, uint32_t l,
+                                             const float col[2][N]) {
+    float t[1][STEPS], u[2][2] = {};
+
+    tridiagonalise<N>(m.gram, l, col, t[0]);
+    turn_columns<STEPS, 32>(l, t[0]);
+    keep_best<STEPS, 32, 1>(m, 2, l, t);
+#pragma unroll 4
+    for (uint32_t j = 0; j < STEPS; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+#pragma unroll
+            for (int x = 0; x < 2; x++)
+                u[k][x] = fmaf(m.u[k * STEPS + j], m.gram[j * N + l + 32 * x], u[k][x]);
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const float length = warp_sum(fmaf(u[k][0], u[k][0], u[k][1] * u[k][1]));
+        const float unit = length > 0 ? rsqrtf(length) : 0.f;
+        float top = fabsf(u[k][1]) > fabsf(u[k][0]) ? u[k][1] : u[k][0];
+        uint32_t at = fabsf(u[k][1]) > fabsf(u[k][0]) ? l + 32 : l;
+        for (int o = 16; o; o >>= 1) {
+            const float other = __shfl_xor_sync(LK_FULL_WARP, top, o);
+            const uint32_t there = __shfl_xor_sync(LK_FULL_WARP, at, o);
+            if (fabsf(other) > fabsf(top) || (fabsf(other) == fabsf(top) && there < at))
+                top = other, at = there;
+        }
+#pragma unroll
+        for (int x = 0; x < 2; x++)
+            m.u[k * N + l + 32 * x] = u[k][x] * copysignf(unit, top);
+    }
+    __syncwarp();
+}
+
 /* One direction: v [d] of unit length and rotated, coefficients u * length -> codes and scale. */
 template <int LANES>
 __device__ void write_direction(uint8_t *record, const struct lk_record &r, uint32_t slot,
@@ -369,16 +568,17 @@ __device__ void write_direction(uint8_t *record, const struct lk_record &r, uint
     uint16_t bits = b > 0 ? bf16_up(u_most / 127.f * b) : 0;
     scale = bf16_float(bits);
     step = b > 0 ? scale / b : 0.f;
+    const float times = 1.f / b, unit = length / step;
     for (uint32_t y = l; y < d / 2; y += LANES) {
         int low = 8, high = 8;
         if (b > 0) {
-            low += max(-7, min(7, __float2int_rn(v[lk_basis_channel(d, y, 0)] / b)));
-            high += max(-7, min(7, __float2int_rn(v[lk_basis_channel(d, y, 1)] / b)));
+            low += max(-7, min(7, __float2int_rn(v[lk_basis_channel(d, y, 0)] * times)));
+            high += max(-7, min(7, __float2int_rn(v[lk_basis_channel(d, y, 1)] * times)));
         }
         record[r.basis + slot * d / 2 + y] = (uint8_t)(low | high << 4);
     }
     for (uint32_t t = l; t < n; t += LANES) {
-        int code = step > 0 ? max(-127, min(127, __float2int_rn(u[t] * length / step))) : 0;
+        int code = step > 0 ? max(-127, min(127, __float2int_rn(u[t] * unit))) : 0;
         record[r.coeffs + lk_coeff_place(n, slot, t)] = (uint8_t)(code + 128);
     }
     if (l == 0)
@@ -402,13 +602,14 @@ __device__ void write_centroid(uint8_t *record, const struct lk_record &r, const
         *(uint16_t *)(record + r.scales) = bits;
 }
 
-template <int N>
-__global__ void __launch_bounds__(256, 1)
+/* RANK: the largest rank it serves. */
+template <int N, int RANK>
+__global__ void __launch_bounds__(N < 32 ? 384 : 256, 1)
     build_kernel(const __grid_constant__ struct build_args a, uint32_t bytes) {
     constexpr int LANES = N < 32 ? N : 32, COLUMNS = N / LANES, PAGES = 32 / LANES;
     extern __shared__ __align__(16) uint8_t memory[];
     const struct lk_geometry *g = &a.pool.geometry;
-    const uint32_t l = threadIdx.x % LANES, d = g->head_dim,
+    const uint32_t l = threadIdx.x % LANES, d = g->head_dim, stride = d + 4,
                    rank = a.super ? LK_COARSE_RANK : g->rank;
     const uint32_t warps = gridDim.x * (blockDim.x / 32), local = threadIdx.x / LANES;
     const uint32_t warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -418,39 +619,42 @@ __global__ void __launch_bounds__(256, 1)
     struct page_memory m;
 
     m.x = (float *)(memory + (uint64_t)local * bytes);
-    m.u = m.x + N * (d + 4);
+    m.u = m.x + (N + 1) * stride;
     m.value = m.u + rank * N;
-    m.v = m.value + LK_RANK_MAX;
-    m.gram = m.v + (rank + 1) * d;
-    m.code = (uint8_t *)(m.gram + gram_floats(N));
+    m.gram = m.value + LK_RANK_MAX;
+    m.code = (uint8_t *)m.gram;
     wait_for_previous();
     for (uint64_t base = (uint64_t)warp * PAGES; base < tasks; base += (uint64_t)warps * PAGES) {
         const uint64_t task = min(base + threadIdx.x % 32 / LANES, tasks - 1);
         const uint64_t item = a.list[task / g->kv_heads], id = item & 0xffffffffffffull;
         const uint32_t layer = (uint32_t)(item >> 48), head = (uint32_t)(task % g->kv_heads);
         const uint64_t plane = (uint64_t)layer * g->kv_heads + head;
-        float unit, length[LK_RANK_MAX], col[COLUMNS][N];
-        float largest =
-            load_page<N, LANES>(a, m, layer, a.super ? 4 * id : id, head, rank, l, &unit);
+        float unit, length[RANK], col[COLUMNS][N];
+        float largest = load_page<N, LANES>(a, m, layer, a.super ? 4 * id : id, head, l, &unit);
 
-        diagonalise<N, LANES, COLUMNS>(m, d, l, col);
-        keep_best<N, LANES, COLUMNS>(m, rank, l, col);
+        find_gram<N, LANES, COLUMNS>(m, d, l, col);
+        if constexpr (N == 64 && RANK == LK_COARSE_RANK) {
+            keep_leading<N>(m, l, col);
+        } else {
+            diagonalise<N, LANES, COLUMNS>(m, l, col);
+            keep_best<N, LANES, COLUMNS>(m, rank, l, col);
+        }
 #pragma unroll
-        for (int i = 0; i < LK_RANK_MAX; i++)
+        for (int i = 0; i < RANK; i++)
             length[i] = 0;
         for (uint32_t c = l; c < d; c += LANES) {
-            float sum[LK_RANK_MAX];
+            float sum[RANK];
 #pragma unroll
-            for (int i = 0; i < LK_RANK_MAX; i++)
+            for (int i = 0; i < RANK; i++)
                 sum[i] = 0;
 #pragma unroll 2
             for (int t = 0; t < N; t += 4) {
                 float x[4];
 #pragma unroll
                 for (int y = 0; y < 4; y++)
-                    x[y] = m.x[(t + y) * (d + 4) + c];
+                    x[y] = m.x[(t + y) * stride + c];
 #pragma unroll
-                for (int i = 0; i < LK_RANK_MAX; i++)
+                for (int i = 0; i < RANK; i++)
                     if (i < rank) {
                         float4 u = *(const float4 *)&m.u[i * N + t];
                         sum[i] = fmaf(u.x, x[0],
@@ -458,32 +662,33 @@ __global__ void __launch_bounds__(256, 1)
                     }
             }
 #pragma unroll
-            for (int i = 0; i < LK_RANK_MAX; i++)
+            for (int i = 0; i < RANK; i++)
                 if (i < rank) {
-                    m.v[i * d + c] = sum[i];
+                    m.x[i * stride + c] = sum[i];
                     length[i] = fmaf(sum[i], sum[i], length[i]);
                 }
         }
 #pragma unroll
-        for (int i = 0; i < LK_RANK_MAX; i++)
+        for (int i = 0; i < RANK; i++)
             length[i] = sqrtf(group_sum<LANES>(length[i]));
         const bool dead = length[0] / unit <= 1e-6f * largest * sqrtf((float)d * N);
         __syncwarp();
-        rotate<LANES>(m.v, rank + 1, d, l);
+        for (uint32_t i = 0; i <= rank; i++)
+            rotate<LANES>(m.x + (i < rank ? i : N) * stride, d, l);
         for (uint32_t i = l * 4; i < coarse.stride + (a.super ? 0 : fine.stride); i += LANES * 4)
             *(uint32_t *)(m.code + i) = 0;
         __syncwarp();
-        write_centroid<LANES>(m.code, coarse, m.v + rank * d, l);
+        write_centroid<LANES>(m.code, coarse, m.x + N * stride, l);
 #pragma unroll
-        for (int i = 0; i < LK_RANK_MAX; i++) {
+        for (int i = 0; i < RANK; i++) {
             if (i >= rank)
                 break;
             bool live = !dead && m.value[i] > 1e-6f * m.value[0];
             for (uint32_t c = l; c < d; c += LANES)
-                m.v[i * d + c] *= live ? 1.f / length[i] : 0.f;
+                m.x[i * stride + c] *= live ? 1.f / length[i] : 0.f;
             __syncwarp();
             write_direction<LANES>(i < 2 ? m.code : m.code + coarse.stride, i < 2 ? coarse : fine,
-                                   i < 2 ? i : i - 2, m.v + i * d, m.u + i * N,
+                                   i < 2 ? i : i - 2, m.x + i * stride, m.u + i * N,
                                    live ? length[i] / unit : 0.f, l);
         }
         __syncwarp();
@@ -733,9 +938,8 @@ __global__ void __launch_bounds__(SUPER_THREADS)
                 length[i] = sqrtf(warp_sum(sum));
                 sign[i] = copysignf(1.f, __shfl_sync(LK_FULL_WARP, top, 0));
             }
-            rotate<32>(m->v[0], 1, d, tid);
-            rotate<32>(m->v[1], 1, d, tid);
-            rotate<32>(m->v[2], 1, d, tid);
+            for (int i = 0; i <= LK_COARSE_RANK; i++)
+                rotate<32>(m->v[i], d, tid);
             write_centroid<32>((uint8_t *)m->code, record, m->v[2], tid);
             bool dead = length[0] / unit <= 1e-6f * largest * sqrtf((float)d * n);
             for (int i = 0; i < 2; i++) {
@@ -761,8 +965,8 @@ __global__ void __launch_bounds__(SUPER_THREADS)
 
 /* ---- launchers ---- */
 
-template <int N> static int launch_build(const struct build_args &a, void *stream) {
-    constexpr uint32_t PAGES = N < 32 ? 32 / N : 1;
+template <int N, int RANK> static int launch_rank(const struct build_args &a, void *stream) {
+    constexpr uint32_t PAGES = N < 32 ? 32 / N : 1, MOST = N < 32 ? 12 : 8;
     const struct lk_geometry *g = &a.pool.geometry;
     uint32_t rank = a.super ? LK_COARSE_RANK : g->rank;
     uint32_t record =
@@ -771,11 +975,21 @@ template <int N> static int launch_build(const struct build_args &a, void *strea
              warps = SHARED_MOST / (PAGES * bytes);
     uint64_t tasks = (uint64_t)a.most * g->kv_heads, blocks;
 
-    warps = warps > 8 ? 8 : warps;
+    warps = warps > MOST ? MOST : warps;
     blocks = (tasks + PAGES * warps - 1) / (PAGES * warps);
-    cudaFuncSetAttribute(build_kernel<N>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST);
-    return launch(build_kernel<N>, dim3(blocks < 2048 ? blocks : 2048), 32 * warps,
+    cudaFuncSetAttribute(build_kernel<N, RANK>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         SHARED_MOST);
+    return launch(build_kernel<N, RANK>, dim3(blocks < 2048 ? blocks : 2048), 32 * warps,
                   warps * PAGES * bytes, stream, a, bytes);
+}
+
+template <int N> static int launch_build(const struct build_args &a, void *stream) {
+    const uint32_t rank = a.super ? LK_COARSE_RANK : a.pool.geometry.rank;
+
+    return rank <= 2   ? launch_rank<N, 2>(a, stream)
+           : rank <= 8 ? launch_rank<N, 8>(a, stream)
+                       : launch_rank < N,
+           N < LK_RANK_MAX ? 8 : LK_RANK_MAX > (a, stream);
 }
 
 static int build(const struct lk_cuda_build *b, uint32_t super, void *stream) {
