@@ -9,7 +9,8 @@
  *     LAUNCHED --results written--> FENCED --pages it closed are summarised--> DONE
  *
  * Results may be published at FENCED; memory the batch names may be reused at DONE. A batch
- * launched later sees everything an earlier one did, its builds included.
+ * launched later sees everything an earlier one did, its builds included. FENCED marks come in the
+ * order of launches, and so do DONE marks; a batch may be FENCED before an earlier one is DONE.
  *
  * One thread calls all functions here (the intake thread), except where noted.
  *
@@ -167,7 +168,7 @@ struct lk_batch {
 int lk_engine_launch(struct lk_engine *engine, struct lk_batch *batch);
 
 enum lk_mark { LK_MARK_NONE, LK_MARK_FENCED, LK_MARK_DONE, LK_MARK_BROKEN };
-/* The next mark some batch has passed, in order; NONE: nothing new. BROKEN: the device failed, no
+/* The next mark some batch has passed; NONE: nothing new. BROKEN: the device failed, no
  * result that was not fenced yet can be trusted, nothing will ever run again; ret is not written.
  * Never blocks. */
 enum lk_mark lk_engine_poll(struct lk_engine *engine, struct lk_batch **ret);

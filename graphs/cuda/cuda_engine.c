@@ -2,14 +2,18 @@
 /*
  * cuda_engine.c - batches in flight on a GPU: their order, their marks, their memory.
  *
- * Idea: everything runs on one stream. A batch is copies, writes and builds of what writes sealed;
+ * Idea: batches run on one stream. A batch is copies, writes and builds of what writes sealed;
  * then one graph for each pool that has rows in it (lane.h); then builds of the pages it closed.
  * Two words of host memory say how far the device is: the graph's last kernel stores the batch's
  * number into the first once results can be seen (FENCED), a kernel after the builds into the
  * second (DONE). Polling is looking at those words.
  *
  *     host: place rows, write feed and block, launch ... poll ... hand out results, count bytes
- *     device: [copy][write][build] [feed append scan .. attend mark] [build mark]
+ *     device: [copy][write][build] [feed append scan .. attend mark]
+ *                                                                   [build mark] on a second stream
+ *
+ * The next batch starts beside those last builds, unless it touches one of their layers: a model's
+ * next step there is a whole round of layers away.
  *
  * A client on the GPU waits for a fence of its own: the mark raises it before the first word.
  *
@@ -134,15 +138,15 @@ static uint32_t list_builds(const struct lk_build *builds, uint32_t count,
     return listed;
 }
 
-static int run_builds(struct cuda_engine *engine, uint64_t **list, const struct lk_build *builds,
-                      uint32_t count) {
+static int run_builds(struct cuda_engine *engine, cudaStream_t stream, uint64_t **list,
+                      const struct lk_build *builds, uint32_t count) {
     for (uint32_t p = 0; p < engine->pools && count; p++)
         for (int supers = 0; supers < 2; supers++) {
             struct lk_cuda_build job = {.pool = engine->pool[p].view, .list = *list};
             job.most = list_builds(builds, count, &job.pool, supers, *list);
             *list += job.most;
-            int error = supers ? lk_cuda_build_supers(&job, engine->stream)
-                               : lk_cuda_build_pages(&job, engine->stream);
+            int error =
+                supers ? lk_cuda_build_supers(&job, stream) : lk_cuda_build_pages(&job, stream);
             if (error)
                 return lk_cuda_check(engine, error, "summarising pages");
         }
@@ -248,27 +252,71 @@ static void break_if_asked(const struct cuda_engine *engine, const struct lk_bat
 }
 #endif
 
+/* Does the batch touch what the other place's builds write or read? By layer, whatever the pool. */
+static bool needs_builds(const struct cuda_slot *other, const struct lk_batch *batch) {
+    if (batch->copy_count || batch->write_count || batch->build_before_count)
+        return true;
+    for (uint32_t i = 0; i < batch->row_count; i++)
+        if (other->building[batch->rows[i].layer / 64] >> batch->rows[i].layer % 64 & 1)
+            return true;
+    return false;
+}
+
+/* Builds of pages that another batch closed run beside this one, unless it needs them. */
+static int wait_for_builds(struct cuda_engine *engine, uint32_t place,
+                           const struct lk_batch *batch) {
+    const struct cuda_slot *other = &engine->slot[(place + 1) % LK_BATCHES_IN_FLIGHT];
+
+    if (engine->launched == engine->finished || !other->builds_after || !needs_builds(other, batch))
+        return 0;
+    return lk_cuda_check(engine, cudaStreamWaitEvent(engine->stream, other->built, 0),
+                         "waiting for summaries");
+}
+_Static_assert(LK_BATCHES_IN_FLIGHT == 2, "there is one other place");
+
+/* Summarises the pages that the batch closed, on a stream of their own after its results. */
+static int run_builds_after(struct cuda_engine *engine, struct cuda_slot *slot, uint64_t *list,
+                            const struct lk_batch *batch) {
+    int error =
+        lk_cuda_check(engine, cudaEventRecord(slot->fence, engine->stream), "marking results");
+
+    memset(slot->building, 0, sizeof slot->building);
+    for (uint32_t i = 0; i < batch->build_after_count; i++)
+        slot->building[batch->builds_after[i].layer / 64] |= UINT64_C(1)
+                                                             << batch->builds_after[i].layer % 64;
+    if (!error)
+        error = lk_cuda_check(engine, cudaStreamWaitEvent(engine->builder, slot->fence, 0),
+                              "waiting for results");
+    if (!error)
+        error = run_builds(engine, engine->builder, &list, batch->builds_after,
+                           batch->build_after_count);
+    if (!error)
+        error = lk_cuda_check(
+            engine,
+            lk_cuda_mark_now(slot->serial, &engine->words->done, slot->clock, engine->builder),
+            "marking a batch");
+    return error ? error
+                 : lk_cuda_check(engine, cudaEventRecord(slot->built, engine->builder),
+                                 "marking summaries");
+}
+
 static int run_batch(struct cuda_engine *engine, uint32_t place, const struct lk_batch *batch) {
     struct cuda_slot *slot = &engine->slot[place];
     uint64_t *list = slot->builds;
-    int error = run_copies(engine, slot, batch);
+    int error = wait_for_builds(engine, place, batch);
 
+    if (!error)
+        error = run_copies(engine, slot, batch);
     if (!error)
         error = run_writes(engine, slot, batch);
     if (!error)
-        error = run_builds(engine, &list, batch->builds_before, batch->build_before_count);
+        error = run_builds(engine, engine->stream, &list, batch->builds_before,
+                           batch->build_before_count);
     break_if_asked(engine, batch);
     if (!error)
         error = run_rows(engine, place, batch);
     slot->builds_after = batch->build_after_count != 0;
-    if (error || !slot->builds_after)
-        return error;
-    error = run_builds(engine, &list, batch->builds_after, batch->build_after_count);
-    return error ? error
-                 : lk_cuda_check(engine,
-                                 lk_cuda_mark_now(slot->serial, &engine->words->done, slot->clock,
-                                                  engine->stream),
-                                 "marking a batch");
+    return error || !slot->builds_after ? error : run_builds_after(engine, slot, list, batch);
 }
 
 int lk_cuda_launch(struct lk_engine *base, struct lk_batch *batch) {
@@ -377,6 +425,8 @@ static bool look_for_trouble(struct cuda_engine *engine, const struct cuda_slot 
         return engine->broken;
     engine->checked_ns = now;
     cudaError_t error = cudaStreamQuery(engine->stream);
+    if (!error)
+        error = cudaStreamQuery(engine->builder);
     if (error && error != cudaErrorNotReady)
         lk_cuda_check(engine, error, "a kernel");
     else if (now - slot->launched_ns > STUCK_NS)
@@ -384,24 +434,41 @@ static bool look_for_trouble(struct cuda_engine *engine, const struct cuda_slot 
     return engine->broken;
 }
 
+/* The place of the oldest batch whose results were not handed out yet, if they are there; else
+ * LK_BATCHES_IN_FLIGHT. Builds of an older one hold nothing up. */
+static uint32_t next_fenced(const struct cuda_engine *engine) {
+    for (uint64_t i = engine->finished; i < engine->launched; i++) {
+        uint32_t place = i % LK_BATCHES_IN_FLIGHT;
+        if (!engine->slot[place].fenced)
+            return load_word(&engine->words->fenced) >= engine->slot[place].serial
+                       ? place
+                       : LK_BATCHES_IN_FLIGHT;
+    }
+    return LK_BATCHES_IN_FLIGHT;
+}
+
+static void finish(struct cuda_engine *engine, const struct cuda_slot *slot) {
+    engine->finished++;
+    if (slot->builds_after && slot->clock && slot->clock->at[LK_CUDA_AT_DONE])
+        slot->batch->phase_ns[LK_PHASE_BUILD] =
+            slot->clock->at[LK_CUDA_AT_DONE] - slot->clock->at[LK_CUDA_AT_FENCE];
+}
+
 enum lk_mark lk_cuda_poll(struct lk_engine *base, struct lk_batch **ret) {
     struct cuda_engine *engine = lk_cuda_engine_of(base);
-    uint32_t place = engine->finished % LK_BATCHES_IN_FLIGHT;
-    struct cuda_slot *slot = &engine->slot[place];
+    struct cuda_slot *slot = &engine->slot[engine->finished % LK_BATCHES_IN_FLIGHT];
+    uint32_t place = next_fenced(engine);
 
     if (engine->finished == engine->launched)
         return engine->broken ? LK_MARK_BROKEN : LK_MARK_NONE;
-    if (!slot->fenced && load_word(&engine->words->fenced) >= slot->serial) {
-        slot->fenced = true;
+    if (place < LK_BATCHES_IN_FLIGHT) {
+        engine->slot[place].fenced = true;
         hand_out(engine, place);
-        *ret = slot->batch;
+        *ret = engine->slot[place].batch;
         return LK_MARK_FENCED;
     }
     if (slot->fenced && (!slot->builds_after || load_word(&engine->words->done) >= slot->serial)) {
-        engine->finished++;
-        if (slot->builds_after && slot->clock && slot->clock->at[LK_CUDA_AT_DONE])
-            slot->batch->phase_ns[LK_PHASE_BUILD] =
-                slot->clock->at[LK_CUDA_AT_DONE] - slot->clock->at[LK_CUDA_AT_FENCE];
+        finish(engine, slot);
         *ret = slot->batch;
         return LK_MARK_DONE;
     }

@@ -18,6 +18,8 @@
 
 #define LK_ROW_TOKENS_ANY 65536 /* queries of a row where the options do not say */
 
+#define LAYER_WORDS 16 /* of 64 layers: kernels/geometry.c allows 1024 */
+
 struct cuda_words { /* host memory, written by the device: numbers of batches */
     uint64_t fenced, done;
 };
@@ -27,8 +29,10 @@ struct cuda_slot { /* a place in flight */
     uint64_t serial; /* of all batches, from 1 */
     uint64_t launched_ns;
     bool fenced, builds_after;
-    struct lk_cuda_clock *clock; /* of the step that stores the mark; NULL: there are no rows */
-    uint8_t *workspace;          /* device */
+    cudaEvent_t fence, built;       /* of its builds: results are there; summaries are */
+    uint64_t building[LAYER_WORDS]; /* layers that they write, where builds_after */
+    struct lk_cuda_clock *clock;    /* of the step that stores the mark; NULL: there are no rows */
+    uint8_t *workspace;             /* device */
     /* Pinned host memory: */
     uint8_t *tables; /* block tables of the rows, one after the other */
     uint64_t tables_used;
@@ -48,8 +52,8 @@ struct cuda_engine {
     struct lk_engine base; /* first: leads back here */
     int gpu;
     uint32_t processors, max_row_tokens;
-    uint64_t workspace_bytes; /* of a slot */
-    cudaStream_t stream;
+    uint64_t workspace_bytes;     /* of a slot */
+    cudaStream_t stream, builder; /* of batches; of builds after them, with lower priority */
     struct cuda_words *words;
     struct cuda_slot slot[LK_BATCHES_IN_FLIGHT];
     uint64_t launched, finished; /* batches */

@@ -152,6 +152,8 @@ static void cuda_close(struct lk_engine *base) {
     cudaSetDevice(engine->gpu);
     if (engine->stream)
         cudaStreamSynchronize(engine->stream);
+    if (engine->builder)
+        cudaStreamSynchronize(engine->builder);
     lk_cuda_sentry_close(&engine->sentry);
     for (uint32_t p = 0; p < engine->pools; p++) {
         for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT; i++)
@@ -165,10 +167,16 @@ static void cuda_close(struct lk_engine *base) {
         lk_cuda_host_free(engine->slot[i].slots);
         lk_cuda_host_free(engine->slot[i].builds);
         lk_cuda_host_free(engine->slot[i].copies);
+        if (engine->slot[i].fence)
+            cudaEventDestroy(engine->slot[i].fence);
+        if (engine->slot[i].built)
+            cudaEventDestroy(engine->slot[i].built);
     }
     lk_cuda_host_free(engine->words);
     if (engine->stream)
         cudaStreamDestroy(engine->stream);
+    if (engine->builder)
+        cudaStreamDestroy(engine->builder);
     if (engine->event >= 0)
         close(engine->event);
     sem_destroy(&engine->wake);
@@ -254,8 +262,24 @@ static int open_slots(struct cuda_engine *engine, char *why, size_t why_bytes) {
     return 0;
 }
 
+static cudaError_t open_streams(struct cuda_engine *engine) {
+    int low = 0, high = 0;
+    cudaError_t error = cudaDeviceGetStreamPriorityRange(&low, &high);
+
+    if (!error)
+        error = cudaStreamCreateWithPriority(&engine->stream, cudaStreamNonBlocking, high);
+    if (!error)
+        error = cudaStreamCreateWithPriority(&engine->builder, cudaStreamNonBlocking, low);
+    for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT && !error; i++) {
+        error = cudaEventCreateWithFlags(&engine->slot[i].fence, cudaEventDisableTiming);
+        if (!error)
+            error = cudaEventCreateWithFlags(&engine->slot[i].built, cudaEventDisableTiming);
+    }
+    return error;
+}
+
 static int open_parts(struct cuda_engine *engine, char *why, size_t why_bytes) {
-    cudaError_t error = cudaStreamCreateWithFlags(&engine->stream, cudaStreamNonBlocking);
+    cudaError_t error = open_streams(engine);
 
     engine->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (error || engine->event < 0) {
