@@ -68,8 +68,7 @@ static uint64_t largest_row_bytes(const struct lk_config *config,
     view.pages = lk_pool_fitting_pages(config->resolved, pool);
     struct lk_row row = {.pool = &view,
                          .length = lk_pool_max_tokens(pool, view.pages),
-                         .table_shift = 2,
-                         .recent_pages = 1};
+                         .recent_pages = 1}; /* and a table of pages, the larger kind */
     if (row.length == 0)
         return 0;
     uint64_t sparse = sparse_row_bytes(config->resolved, &row);

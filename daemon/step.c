@@ -75,6 +75,7 @@ void lk_fill_row(const struct lk_submission *s, uint32_t index, const struct lk_
     const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + index;
     bool appends = s->op == LK_OP_APPEND || s->op == LK_OP_DECODE;
     *ret = (struct lk_row){.pool = &pool->view, .layer = desc->layer, .length = length};
+    ret->table_shift = s->op == LK_OP_ATTEND_TABLE ? 0 : 2;
     if (appends) {
         ret->append = desc->tokens;
         ret->k = lk_payload(s->channel, desc->k);
@@ -282,7 +283,6 @@ static bool place(struct lk_intake *intake, struct lk_work *work, struct lk_subm
     if (row.append && !copy_shared(work, s, sequence, row.length - row.append, row.length))
         return false;
     row.table = sequence->table;
-    row.table_shift = 2;
     struct lk_row *placed = lk_place_row(intake, work, &row);
     if (!placed)
         return false;

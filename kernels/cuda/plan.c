@@ -77,13 +77,15 @@ static void plan_scan(const struct lk_geometry *g, struct lk_cuda_row *r) {
 }
 
 static void plan_attend(const struct lk_geometry *g, struct lk_cuda_row *r) {
-    uint32_t query_tiles = div_up(r->tokens * g->group, 8), cap = clamp(512 / g->kv_heads, 16, 128);
+    uint32_t query_tiles = div_up(r->tokens * g->group, 8), cap;
     uint64_t tokens = r->scan ? (uint64_t)r->budget_pages * g->page_tokens : r->length;
 
     r->query_warps = 1;
     while (r->query_warps < BLOCK_WARPS && r->query_warps < query_tiles)
         r->query_warps *= 2;
     r->query_groups = div_up(query_tiles, r->query_warps);
+    /* Many queries fill the device by themselves; partial results of slices are bounded. */
+    cap = clamp(clamp(512 / g->kv_heads, 16, 128) / clamp(r->query_groups, 1, UINT32_MAX), 1, 128);
     r->tiles = (uint32_t)((tokens + TILE_TOKENS - 1) / TILE_TOKENS);
     r->slices = clamp(div_up(r->tiles, BLOCK_WARPS), 1, cap);
     r->slice_tiles = clamp(div_up(r->tiles, r->slices), 1, UINT32_MAX);
@@ -165,11 +167,13 @@ uint32_t lk_cuda_sync_words(const struct lk_geometry *geometry, uint32_t rows, u
     return LK_CUDA_ROWS_MAX * geometry->kv_heads + rows * geometry->kv_heads * groups;
 }
 
+/* A budget counts only where a row is scored. */
 static bool row_fits(const struct lk_row *row) {
-    return (!row->tokens || row->budget_pages >= 1) &&
-           row->budget_pages <= LK_CUDA_BUDGET_PAGES_MAX &&
-           lk_row_pages(row) <= LK_CUDA_PAGES_MAX && row->append <= row->length &&
-           (row->exact || row->tokens <= 1);
+    bool scored = row->tokens && !row->exact;
+
+    return lk_row_pages(row) <= LK_CUDA_PAGES_MAX && row->append <= row->length &&
+           (!scored || (row->tokens == 1 && row->budget_pages >= 1 &&
+                        row->budget_pages <= LK_CUDA_BUDGET_PAGES_MAX));
 }
 
 int lk_cuda_fill(const struct lk_row *rows, uint32_t count, struct lk_cuda_batch *ret) {

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * test_cuda_plan.c - which rows the GPU's kernels take, and how much they take for them: the part of
+ * that backend which runs on the host. What is refused here ends the daemon: it must have refused
+ * before, by name.
+ */
+#include <check.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "../../graphs/engine.h"
+#include "../../kernels/cuda/cuda.h"
+
+static struct lk_pool_view pool = {.geometry = {.layers = 1,
+                                                .kv_heads = 8,
+                                                .group = 4,
+                                                .head_dim = 128,
+                                                .page_tokens = 16,
+                                                .rank = 8,
+                                                .dtype = LK_BF16}};
+
+static struct lk_row row_of(uint64_t length, uint32_t tokens, uint32_t budget_pages, bool exact) {
+    return (struct lk_row){.pool = &pool,
+                           .length = length,
+                           .tokens = tokens,
+                           .append = tokens,
+                           .table_shift = 2,
+                           .budget_pages = budget_pages,
+                           .budget_tokens = UINT64_C(16) * budget_pages,
+                           .scan = LK_FULL,
+                           .recent_pages = 1,
+                           .exact = exact};
+}
+
+static int fill(struct lk_row row) {
+    struct lk_cuda_batch *batch = calloc(1, sizeof(*batch));
+    ck_assert_ptr_nonnull(batch);
+    int rc = lk_cuda_fill(&row, 1, batch);
+    free(batch);
+    return rc;
+}
+
+/* A budget above what is selected from is no fault of a row that is attended whole. */
+START_TEST(a_budget_counts_where_a_row_is_scored) {
+    struct lk_row appends = row_of(512, 0, 0, false);
+    uint32_t most = lk_engine_budget_pages(LK_DEVICE_CUDA);
+    appends.append = 512;
+    ck_assert_int_eq(fill(appends), 0);
+    ck_assert_int_eq(fill(row_of(100, 1, 1 << 26, true)), 0);
+    ck_assert_int_eq(fill(row_of(1 << 20, 1, most, false)), 0);
+    ck_assert_int_eq(fill(row_of(1 << 20, 1, most + 1, false)), -EINVAL);
+    ck_assert_int_eq(fill(row_of(1 << 20, 1, 0, false)), -EINVAL);
+    ck_assert_int_eq(fill(row_of(1 << 20, 2, most, false)), -EINVAL);
+    ck_assert_int_eq(fill(row_of(1 << 20, 16, 1 << 26, true)), 0);
+}
+END_TEST
+
+START_TEST(rows_are_no_longer_than_kernels_count) {
+    uint64_t longest = UINT64_C(16) * lk_engine_row_pages(LK_DEVICE_CUDA);
+    ck_assert_int_eq(fill(row_of(longest, 1, 128, false)), 0);
+    ck_assert_int_eq(fill(row_of(longest + 1, 1, 128, false)), -EINVAL);
+}
+END_TEST
+
+/* Partial results do not grow with queries times length: a row of the largest allowed fits. */
+START_TEST(workspace_is_bounded) {
+    for (uint32_t tokens = 1; tokens <= 65536; tokens *= 4)
+        for (uint64_t length = tokens; length <= 1 << 20; length *= 8) {
+            struct lk_row row = row_of(length, tokens, 128, true);
+            uint64_t queries = (uint64_t)tokens * 8 * 4 * 128 * 2, bytes;
+            bytes = lk_engine_row_workspace(LK_DEVICE_CUDA, &row);
+            ck_assert_msg(bytes <= queries + (UINT64_C(32) << 20), "%u tokens at %lu: %lu bytes",
+                          tokens, (unsigned long)length, (unsigned long)bytes);
+        }
+}
+END_TEST
+
+int main(void) {
+    Suite *suite = suite_create("cuda plan");
+    TCase *tcase = tcase_create("rows");
+    lk_cuda_layout(&pool.geometry, &pool.layout);
+    tcase_add_test(tcase, a_budget_counts_where_a_row_is_scored);
+    tcase_add_test(tcase, rows_are_no_longer_than_kernels_count);
+    tcase_add_test(tcase, workspace_is_bounded);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
