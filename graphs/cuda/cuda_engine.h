@@ -85,7 +85,7 @@ uint64_t lk_cuda_now_ns(void);
 int lk_cuda_broken(struct cuda_engine *engine, const char *step, const char *words);
 /* The same of what is no 0 of a cudaError_t. */
 int lk_cuda_check(struct cuda_engine *engine, int error, const char *step);
-void *lk_cuda_run_waker(void *engine);
+void *lk_cuda_run_waker(void *context); /* a struct cuda_engine: the thread that wakes sleepers */
 
 int lk_cuda_launch(struct lk_engine *base, struct lk_batch *batch);
 enum lk_mark lk_cuda_poll(struct lk_engine *base, struct lk_batch **ret);

@@ -120,13 +120,13 @@ static int take_memory(const struct lk_cuda_lane_options *o, struct lk_cuda_lane
     return lane->marks ? 0 : -ENOMEM;
 }
 
-int lk_cuda_lane_open(const struct lk_cuda_lane_options *o, struct lk_cuda_lane *lane, char *why,
-                      size_t why_bytes) {
-    int error = take_memory(o, lane, why, why_bytes);
+int lk_cuda_lane_open(const struct lk_cuda_lane_options *options, struct lk_cuda_lane *lane,
+                      char *why, size_t why_bytes) {
+    int error = take_memory(options, lane, why, why_bytes);
 
     for (int v = 0; v < LK_LANE_VARIANTS && !error; v++)
         for (uint32_t b = 0; b < LK_LANE_BUCKETS && !error; b++)
-            error = refuse(capture(o, lane, scans_of[v], 1U << b, &lane->graph[v][b]),
+            error = refuse(capture(options, lane, scans_of[v], 1U << b, &lane->graph[v][b]),
                            "capture of a step", why, why_bytes);
     return error;
 }

@@ -49,7 +49,7 @@ struct lk_cuda_lane_options {
 
 /* Takes memory and captures all graphs. -> 0 or -errno with a sentence in why; close() undoes what
  * there is. */
-int lk_cuda_lane_open(const struct lk_cuda_lane_options *options, struct lk_cuda_lane *ret,
+int lk_cuda_lane_open(const struct lk_cuda_lane_options *options, struct lk_cuda_lane *lane,
                       char *why, size_t why_bytes);
 void lk_cuda_lane_close(struct lk_cuda_lane *lane);
 

@@ -85,6 +85,7 @@ void lk_score_portable(const struct lk_score_shape *shape, const struct lk_query
     for (uint32_t j = 0; j < pages; j++) {
         struct page page;
         page.directions = 0;
+        page.centroid_scale = 0;
         unpack_record(&shape->first, batch->first[j], &page);
         if (shape->fine.directions)
             unpack_record(&shape->fine, batch->fine[j], &page);

@@ -115,8 +115,8 @@ struct lk_cuda_step {
     const struct lk_cuda_batch *batch; /* device memory */
     uint32_t *sync;                    /* lk_cuda_sync_words() words */
     uint32_t bucket;                   /* rows the graph can hold */
-    uint32_t scans;      /* bit 1 << enum lk_scan_mode: modes it serves; 0: exact only */
-    uint32_t processors; /* multiprocessors of the device */
+    uint32_t scans;              /* bit 1 << enum lk_scan_mode: modes it serves; 0: exact only */
+    uint32_t processors;         /* multiprocessors of the device */
     struct lk_cuda_clock *clock; /* NULL: nobody asks */
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * test_cuda_plan.c - which rows the GPU's kernels take, and how much they take for them: the part of
- * that backend which runs on the host. What is refused here ends the daemon: it must have refused
- * before, by name.
+ * test_cuda_plan.c - which rows the GPU's kernels take, and how much they take for them: the part
+ * of that backend which runs on the host. What is refused here ends the daemon: it must have
+ * refused before, by name.
  */
 #include <check.h>
 #include <errno.h>
