@@ -30,7 +30,7 @@ struct lk_pool_config { /* [pool NAME] */
     uint64_t max_tokens;    /* of one sequence; 0: as the pool's capacity */
     uint32_t max_sequences; /* all clients' together */
     uint32_t budget;        /* default, tokens */
-    uint32_t scan;          /* default, enum lk_scan; auto: nested above 32K tokens */
+    uint32_t scan;          /* default, enum lk_scan; auto: see limits.h */
 };
 
 struct lk_config {

@@ -52,6 +52,8 @@ static int open_memory(struct lk_intake *intake, uint32_t index, char *why, size
     pool->config = config;
     pool->index = index;
     pool->max_tokens = lk_pool_max_tokens(config, pages);
+    pool->nested_above =
+        intake->device == LK_DEVICE_CUDA ? LK_AUTO_NESTED_TOKENS_GPU : LK_AUTO_NESTED_TOKENS;
     pool->memory_bytes = lk_engine_pool_bytes(intake->device, &config->geometry, pages);
     int rc = lk_engine_pool_open(intake->engine, &config->geometry, pages, &pool->view, &pool->fd,
                                  why, why_bytes);

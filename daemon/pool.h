@@ -32,6 +32,7 @@ struct lk_pool {
     uint32_t index;
     int fd; /* of the memory, the engine's */
     uint64_t max_tokens, memory_bytes;
+    uint64_t nested_above; /* tokens, where the scan is `auto` */
     struct lk_ledger_view ledger;
     uint64_t quads, free, promised;
     uint32_t sequences, leases; /* live */

@@ -27,7 +27,7 @@ static uint32_t scan_of(const struct lk_step_desc *step, const struct lk_pool *p
                         uint64_t length) {
     uint32_t scan = step->scan != LK_SCAN_AUTO ? step->scan : pool->config->scan;
     if (scan == LK_SCAN_AUTO)
-        scan = length > LK_AUTO_NESTED_TOKENS ? LK_SCAN_NESTED : LK_SCAN_FULL;
+        scan = length > pool->nested_above ? LK_SCAN_NESTED : LK_SCAN_FULL;
     return scan;
 }
 _Static_assert((int)LK_SCAN_FULL == LK_FULL && (int)LK_SCAN_COARSE == LK_COARSE &&
