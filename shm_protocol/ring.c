@@ -114,12 +114,13 @@ int lk_ring_client_reserve(struct lk_ring_client *ring, uint32_t desc_bytes,
             return -EAGAIN;
     }
     struct lk_sqe *sqe = &ring->sq[ring->sq_tail & (ring->sq_entries - 1)];
+    uint64_t at = desc_bytes ? start & (ring->desc_bytes - 1) : 0; /* not read back: it is shared */
     memset(sqe, 0, sizeof(*sqe));
     sqe->desc_bytes = desc_bytes;
-    sqe->desc = desc_bytes ? start & (ring->desc_bytes - 1) : 0;
+    sqe->desc = at;
     ring->desc_next = start + lines;
     *ret_sqe = sqe;
-    *ret_desc = desc_bytes ? ring->desc + sqe->desc : NULL;
+    *ret_desc = desc_bytes ? ring->desc + at : NULL;
     return 0;
 }
 
