@@ -39,6 +39,7 @@ export CK_DEFAULT_TIMEOUT=120 CK_TIMEOUT_MULTIPLIER=1
 export LOCKSD_KILLS=1000
 in_build "$plain" plain 300 "$plain"/tests/unit/test_* "$plain"/tests/model/test_* "$plain"/tests/fault/test_* tests/fault/test_*.sh tests/packaging/test_*.sh
 LOCKSD_TEST_DTYPE=bf16 in_build "$plain" 'plain bf16' 300 "$plain"/tests/unit/test_lease "$plain"/tests/model/test_sequences
+in_build "$plain" cuda 300 "$plain"/cuda/test_*
 run 'oracle' 600 tests/tools/check-oracle.sh "$plain" quick
 
 export LOCKSD_KILLS=100 CK_TIMEOUT_MULTIPLIER=4
