@@ -119,6 +119,7 @@ TRACE := tests/data/smollm2-needle.safetensors
 .PHONY: demo
 demo:  ## install what is missing, build, and replay a real trace through a private daemon
 	@packaging/deps.sh build
+	@$(if $(CUDA),[ -e $(O)/locksd ] || echo "building; the CUDA kernels take some minutes")
 	@$(MAKE) --no-print-directory -s $(JOBS) all
 	$(O)/locks-replay --trace $(TRACE) --budget 512 --sampled 16 --compare
 
