@@ -98,8 +98,7 @@ struct locks_step { /* zero but for pool: the defaults */
     uint32_t pool;
     uint32_t budget; /* tokens attended a row; 0: the pool's */
     int32_t sampled; /* pages; LOCKS_SAMPLED_NONE: none; 0: the default (half from 128 pages on) */
-    uint32_t
-        scan; /* enum lk_scan; 0: the pool's, whose auto is full, then nested above 32K (GPU: 512K) */
+    uint32_t scan;   /* enum lk_scan; 0: the pool's; its auto: full, nested above 32K (GPU 512K) */
     float mass_target;     /* 0: none */
     float sm_scale;        /* 0: 1/sqrt(head_dim) */
     uint32_t dense_below;  /* tokens */

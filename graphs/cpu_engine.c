@@ -110,9 +110,11 @@ static bool publish_next(struct cpu_engine *engine) {
     struct run *run = &engine->run;
 
     for (; run->stage < lk_plan_stages(); run->stage++) {
-        if (run->stage == lk_plan_fence())
-            pass_mark(engine);
         run->since_ns = now_ns();
+        if (run->stage == lk_plan_fence()) {
+            run->batch->fenced_ns = run->since_ns;
+            pass_mark(engine);
+        }
         uint32_t tasks = lk_plan_layout(run->plan, run->stage, run->batch);
         if (tasks) {
             lk_workers_publish(engine->workers, tasks);

@@ -161,6 +161,7 @@ struct lk_batch {
     /* Written by the engine. */
     uint32_t bucket;              /* rows bucket it ran as: 1, 2, 4 .. 256 */
     uint64_t phase_ns[LK_PHASES]; /* complete at FENCED, but for BUILD: at DONE */
+    uint64_t fenced_ns;           /* CLOCK_MONOTONIC when results were found complete */
 };
 
 /* -EAGAIN: two are in flight. -EINVAL: more rows than a batch may have. -ENOSPC: the rows do not

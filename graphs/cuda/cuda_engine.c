@@ -396,6 +396,7 @@ static void add_times(const struct lk_cuda_lane *lane, uint64_t phase_ns[LK_PHAS
 static void hand_out(struct cuda_engine *engine, uint32_t place) {
     struct lk_batch *batch = engine->slot[place].batch;
 
+    batch->fenced_ns = lk_cuda_now_ns();
     for (uint32_t p = 0; p < engine->pools; p++) {
         const struct lk_cuda_lane *lane = &engine->pool[p].lane[place];
         uint32_t heads = engine->pool[p].view.geometry.kv_heads;
