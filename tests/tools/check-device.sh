@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: MIT
 # check-device.sh BUILD - everything that needs a GPU: kernels, then the daemon and its clients on the device.
 #
-# BUILD was made by `make all tests cuda` where nvcc is, build/hooks by `make O=build/hooks HOOKS=1 all`. The same test files as on the CPU run against a daemon whose device
-# is cuda ($LOCKSD_TEST_DEVICE); then replays are compared with the float64 reference. Without a GPU: says so, exit 77.
+# BUILD was made by `make all tests cuda` where nvcc is, build/hooks by `make O=build/hooks HOOKS=1 all`. The same test files
+# as on the CPU run against a daemon whose device is cuda ($LOCKSD_TEST_DEVICE); then replays are compared with the float64
+# reference. Without a GPU: says so, exit 77.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:?usage: check-device.sh BUILD}
@@ -28,7 +29,7 @@ for test in test_build test_step test_graph; do run "cuda/$test" "$build/cuda/$t
 LOCKSD=$build/locksd run "cuda/test_client" "$build/cuda/test_client"
 export LOCKSD_TEST_DEVICE=cuda
 export LOCKSD_HOOKS=${LOCKSD_HOOKS:-build/hooks/locksd}
-for test in unit/test_intake model/test_sequences model/test_tables fault/test_kill fault/test_hostile fault/test_device; do
+for test in unit/test_intake unit/test_sequence unit/test_lease model/test_sequences model/test_tables fault/test_kill fault/test_hostile fault/test_device; do
     [ -x "$build/tests/$test" ] && run "$test" "$build/tests/$test"
 done
 run oracle tests/tools/check-oracle.sh "$build" device
