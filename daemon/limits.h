@@ -67,6 +67,8 @@ _Static_assert(LK_ROWS_MAX <= LK_BATCH_ROWS_MAX, "a submission's rows fit a batc
 _Static_assert(LK_BATCH_ITEMS <= LK_BATCH_SIGNALS_MAX, "every item's submission may signal");
 _Static_assert(LK_CHANNELS_MAX <= LK_FENCE_PLACES, "every channel's head may wait for a fence");
 _Static_assert(LK_ROW_TOKENS_MAX <= LK_BATCH_SLOTS, "a row's slots fit a batch");
+_Static_assert(LK_ROW_TOKENS_MAX <= LK_BATCH_TOKENS_MAX && LK_BATCH_TOKENS <= LK_BATCH_TOKENS_MAX,
+               "rows of several tokens are as many as the engine expects");
 _Static_assert(LK_LIST_MAX <= LK_BATCH_SLOTS, "a list of page ids fits where slots do");
 
 /* Workspace of each batch in flight: as configured, or twice what the largest row takes that the

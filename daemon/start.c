@@ -37,7 +37,6 @@ static int open_engine(const struct lk_config *config, struct lk_started *starte
     struct lk_engine_options options = {
         .device = config->resolved,
         .gpu = config->gpu,
-        .max_row_tokens = config->max_row_tokens,
         .threads = started->placement.threads,
         .cpus = started->placement.pinned ? started->placement.cpus : NULL,
         .spin_us = config->spin_us,

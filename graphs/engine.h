@@ -30,6 +30,7 @@
 #define LK_BATCH_COPIES_MAX  16384
 #define LK_BATCH_SLOTS_MAX   65536                                      /* of all its writes */
 #define LK_BATCH_BUILDS_MAX  (LK_BATCH_SLOTS_MAX + LK_BATCH_COPIES_MAX) /* before, and after */
+#define LK_BATCH_TOKENS_MAX  65536 /* of all its rows of several tokens */
 #define LK_BATCH_SIGNALS_MAX 1024
 #define LK_FENCE_PLACES      256 /* words that can be watched at once */
 
@@ -51,11 +52,10 @@ enum lk_device lk_engine_choose(enum lk_device wanted, uint32_t gpu,
 
 struct lk_engine_options {
     enum lk_device device;
-    uint32_t gpu;            /* CUDA: its number */
-    uint32_t max_row_tokens; /* CUDA: queries of a row at most; 0: any */
-    uint32_t threads;        /* CPU workers, at least 1 */
-    const int *cpus;         /* [threads] to pin worker i to, or NULL */
-    uint32_t spin_us;        /* workers spin so long for the next task before they sleep */
+    uint32_t gpu;     /* CUDA: its number */
+    uint32_t threads; /* CPU workers, at least 1 */
+    const int *cpus;  /* [threads] to pin worker i to, or NULL */
+    uint32_t spin_us; /* workers spin so long for the next task before they sleep */
     uint64_t
         workspace_bytes; /* of each batch in flight; rows are admitted to a batch while they fit */
     uint32_t cpu_path;   /* enum lk_cpu_path; 0: best */

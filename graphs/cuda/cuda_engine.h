@@ -16,8 +16,6 @@
 #include "memory.h"
 #include "sentry.h"
 
-#define LK_ROW_TOKENS_ANY 65536 /* queries of a row where the options do not say */
-
 #define LAYER_WORDS 16 /* of 64 layers: kernels/geometry.c allows 1024 */
 
 struct cuda_words { /* host memory, written by the device: numbers of batches */
@@ -51,7 +49,7 @@ struct cuda_pool {
 struct cuda_engine {
     struct lk_engine base; /* first: leads back here */
     int gpu;
-    uint32_t processors, max_row_tokens;
+    uint32_t processors;
     uint64_t workspace_bytes;     /* of a slot */
     cudaStream_t stream, builder; /* of batches; of builds after them, with lower priority */
     struct cuda_words *words;

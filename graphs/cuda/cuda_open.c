@@ -125,7 +125,7 @@ static int cuda_pool_open(struct lk_engine *base, const struct lk_geometry *geom
     engine->pools++;
     lk_pool_place(&pool->view, &parts, pool->memory.at);
     uint64_t words = (uint64_t)lk_cuda_sync_words(geometry, LK_BATCH_ROWS_MAX, 1) +
-                     lk_cuda_sync_words(geometry, 1, engine->max_row_tokens);
+                     lk_cuda_sync_words(geometry, 1, LK_BATCH_TOKENS_MAX);
     uint64_t begun = lk_cuda_now_ns(), had = free_bytes();
     pool->sync = lk_cuda_device_alloc(words * sizeof *pool->sync, why, why_bytes);
     error = pool->sync ? open_lanes(engine, pool, why, why_bytes) : -ENOMEM;
@@ -327,7 +327,6 @@ int lk_cuda_engine_open(const struct lk_engine_options *options, struct lk_engin
     engine->event = -1;
     engine->gpu = (int)options->gpu;
     engine->workspace_bytes = options->workspace_bytes;
-    engine->max_row_tokens = options->max_row_tokens ? options->max_row_tokens : LK_ROW_TOKENS_ANY;
     sem_init(&engine->wake, 0, 0);
     cudaGetDeviceProperties(&properties, engine->gpu);
     memcpy(engine->uuid, &properties.uuid, sizeof engine->uuid);

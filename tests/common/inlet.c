@@ -77,7 +77,6 @@ void inlet_open(struct inlet *inlet, const struct lk_config *config) {
     *inlet = (struct inlet){.config = *config};
     struct lk_engine_options options = {.device = config->resolved,
                                         .gpu = config->gpu,
-                                        .max_row_tokens = config->max_row_tokens,
                                         .threads = config->threads,
                                         .spin_us = config->spin_us,
                                         .workspace_bytes = lk_workspace_bytes(config)};
