@@ -166,6 +166,18 @@ lk_row_complete(const struct lk_row *row) { /* pages that are scored from summar
     return row->length ? (row->length - 1) / row->pool->geometry.page_tokens : 0;
 }
 
+/* What a row's stages read, as far as its bytes follow from it. */
+struct lk_row_reads {
+    uint32_t scan;       /* enum lk_scan_mode; 0: nothing was scored, all is attended */
+    uint64_t units;      /* of the first pass: pages or superpages */
+    uint64_t candidates; /* pages of the second */
+    uint64_t attended;   /* pages kept and sampled, all KV heads together */
+};
+/* Sets the row's logical bytes: score - records read in every pass, and the newest page's keys;
+ * select - scores read, 4 bytes a query head and page (or superpage), in prune and in select;
+ * attend - keys and values of the tokens attended, once a row. Those it has none of stay. */
+void lk_row_count_bytes(struct lk_row *row, const struct lk_row_reads *reads);
+
 /* k, v by slot, for tables: token i goes to page slot[i] / page_tokens at slot[i] % page_tokens. */
 struct lk_write {
     const struct lk_pool_view *pool;

@@ -348,28 +348,15 @@ int lk_cuda_launch(struct lk_engine *base, struct lk_batch *batch) {
 
 /* ---- poll ---- */
 
-/* Logical bytes, as the CPU backend counts them; from the host's copy of the row's plan. */
+/* From the host's copy of the row's plan. */
 static void count_bytes(const struct lk_cuda_row *plan, const struct lk_head_out *out,
                         struct lk_row *row) {
-    const struct lk_geometry *g = &row->pool->geometry;
-    const struct lk_layout *l = &row->pool->layout;
-    uint64_t token = (uint64_t)g->head_dim * l->element_bytes, attended = 0; /* a key */
-    uint64_t newest = row->length - (uint64_t)plan->complete * g->page_tokens;
-    uint64_t fine = l->coarse_bytes + l->fine_bytes, first = fine;
+    struct lk_row_reads reads = {
+        .scan = plan->scan, .units = plan->units, .candidates = plan->list_max};
 
-    if (!plan->scan) {
-        row->attend_bytes = row->length * g->kv_heads * 2 * token;
-        return;
-    }
-    if (plan->scan != LK_FULL)
-        first = plan->scan == LK_TREE ? l->super_bytes : l->coarse_bytes;
-    row->score_bytes = g->kv_heads * (plan->units * first + plan->list_max * fine + newest * token);
-    uint64_t scores = plan->scan == LK_TREE ? plan->units + 1 + plan->list_max : plan->pages;
-    scores += plan->list_max ? plan->units + 1 : 0;
-    row->select_bytes = g->kv_heads * g->group * scores * 4;
-    for (uint32_t h = 0; h < g->kv_heads; h++) /* the newest page is kept */
-        attended += (uint64_t)(out[h].kept + out[h].sampled - 1) * g->page_tokens + newest;
-    row->attend_bytes = attended * 2 * token;
+    for (uint32_t h = 0; h < row->pool->geometry.kv_heads; h++)
+        reads.attended += (uint64_t)out[h].kept + out[h].sampled;
+    lk_row_count_bytes(row, &reads);
 }
 
 /* Adds what the parts of a lane's step took on the device; nothing where kernels keep no time. */

@@ -16,10 +16,6 @@
  * A tree whose superpages would all be expanded, and a nested scan whose pages would all be scored
  * again, is a full scan: the last scores are the same, the first pass is saved.
  *
- * Logical bytes of a row: score - records read in every pass, and the newest page's keys; select -
- * scores read, 4 bytes a query head and page (or superpage), in prune and in select; attend - keys
- * and values of the tokens attended, once a row.
- *
  * Invariants: see kernels.h; a stage reads what earlier stages wrote, its own tasks share nothing.
  * Any thread. Does not order stages.
  */
@@ -594,27 +590,17 @@ static void report(const struct lk_row *row, const struct plan *p, uint32_t head
 }
 
 static void count_bytes(struct lk_row *row, const struct plan *p) {
-    const struct lk_geometry *g = &row->pool->geometry;
-    const struct lk_layout *l = &row->pool->layout;
-    uint64_t token = (uint64_t)g->head_dim * l->element_bytes; /* a key */
-    uint64_t newest = row->length - p->complete * g->page_tokens;
-    uint64_t fine = l->coarse_bytes + l->fine_bytes, first = fine, attended = 0;
+    struct lk_row_reads reads = {0};
 
-    if (!p->sparse) {
-        row->attend_bytes = row->length * g->kv_heads * 2 * token;
-        return;
+    if (p->sparse) {
+        reads =
+            (struct lk_row_reads){.scan = p->scan, .units = p->units, .candidates = p->candidates};
+        for (uint32_t h = 0; h < row->pool->geometry.kv_heads; h++) {
+            struct view v = view_of(row, p, h);
+            reads.attended += (uint64_t)v.head->kept + v.head->sampled;
+        }
     }
-    if (p->scan != LK_FULL)
-        first = p->scan == LK_TREE ? l->super_bytes : l->coarse_bytes;
-    row->score_bytes = g->kv_heads * (p->units * first + p->candidates * fine + newest * token);
-    uint64_t scores = p->scan == LK_TREE ? p->mixed : p->pages;
-    scores += p->candidates ? p->units + 1 : 0;
-    row->select_bytes = g->kv_heads * g->group * scores * 4;
-    for (uint32_t h = 0; h < g->kv_heads; h++) { /* the newest page is kept */
-        struct view v = view_of(row, p, h);
-        attended += (uint64_t)(v.head->kept + v.head->sampled - 1) * g->page_tokens + newest;
-    }
-    row->attend_bytes = attended * 2 * token;
+    lk_row_count_bytes(row, &reads);
 }
 
 void lk_cpu_merge_task(struct lk_row *row, uint32_t task) {
