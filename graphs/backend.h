@@ -8,6 +8,7 @@
 #ifndef LK_BACKEND_H
 #define LK_BACKEND_H
 
+#include "clock.h"
 #include "engine.h"
 
 struct lk_backend {
@@ -52,6 +53,9 @@ static inline void lk_pool_place(struct lk_pool_view *view, const struct lk_part
     view->fine = at + parts->fine;
     view->super = at + parts->super;
 }
+/* Prepares a batch for launch: its bucket, no time or bytes yet, each row's part of the workspace
+ * at `at`. -> 0, -EINVAL: too many rows, -ENOSPC: they do not fit `room` bytes. */
+int lk_batch_admit(enum lk_device device, uint8_t *at, uint64_t room, struct lk_batch *batch);
 /* -EINVAL with a sentence: not so many pages, or too many pools. */
 int lk_pool_refused(uint32_t pools, uint64_t pages, char *why, size_t why_bytes);
 /* Builds with LK_TEST_HOOKS: a row with this sm_scale makes the GPU fault. */
@@ -78,9 +82,6 @@ int lk_cuda_engine_usable(uint32_t gpu, char *why, size_t why_bytes);
 int lk_cuda_engine_holds(const struct lk_geometry *geometry, char *why, size_t why_bytes);
 int lk_cuda_engine_open(const struct lk_engine_options *options, struct lk_engine **ret, char *why,
                         size_t why_bytes);
-void lk_cuda_engine_layout(const struct lk_geometry *geometry, struct lk_layout *ret);
 uint64_t lk_cuda_engine_row_workspace(const struct lk_row *row);
-uint32_t lk_cuda_engine_budget_pages(void);
-uint32_t lk_cuda_engine_row_pages(void);
 
 #endif

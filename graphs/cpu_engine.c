@@ -27,7 +27,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "../kernels/cpu/cpu.h"
@@ -67,13 +66,6 @@ static struct cpu_engine *of(struct lk_engine *base) {
     return (struct cpu_engine *)base;
 }
 
-static uint64_t now_ns(void) {
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
-
 /* ---- advancing: on whichever thread holds the run ---- */
 
 static void pass_mark(struct cpu_engine *engine) {
@@ -97,7 +89,7 @@ static void start(struct cpu_engine *engine) {
 
 static void clock_stage(struct run *run) {
     enum lk_phase phase = lk_plan_phase(run->stage);
-    uint64_t spent = now_ns() - run->since_ns;
+    uint64_t spent = lk_engine_now_ns() - run->since_ns;
 
     if (phase == LK_PHASE_BUILD)
         run->build_ns += spent;
@@ -110,7 +102,7 @@ static bool publish_next(struct cpu_engine *engine) {
     struct run *run = &engine->run;
 
     for (; run->stage < lk_plan_stages(); run->stage++) {
-        run->since_ns = now_ns();
+        run->since_ns = lk_engine_now_ns();
         if (run->stage == lk_plan_fence()) {
             run->batch->fenced_ns = run->since_ns;
             pass_mark(engine);
@@ -154,36 +146,18 @@ uint64_t lk_cpu_engine_row_workspace(const struct lk_row *row) {
     return (lk_cpu_row_workspace_bytes(row) + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* Give each row its workspace. -ENOSPC: they do not fit. */
-static int place_rows(struct cpu_engine *engine, struct lk_batch *batch) {
-    struct lk_memory *space = &engine->workspace[engine->launched % LK_BATCHES_IN_FLIGHT];
-    uint64_t used = 0;
-
-    for (uint32_t i = 0; i < batch->row_count; i++) {
-        struct lk_row *row = &batch->rows[i];
-        uint64_t bytes = lk_cpu_engine_row_workspace(row);
-        if (bytes > space->bytes - used)
-            return -ENOSPC;
-        row->workspace = space->at + used;
-        used += bytes;
-        row->score_bytes = row->select_bytes = row->attend_bytes = 0;
-    }
-    return 0;
-}
-
 static int cpu_launch(struct lk_engine *base, struct lk_batch *batch) {
     struct cpu_engine *engine = of(base);
+    uint32_t place = engine->launched % LK_BATCHES_IN_FLIGHT;
 
     if (engine->launched - engine->seen / MARKS >= LK_BATCHES_IN_FLIGHT)
         return -EAGAIN;
-    if (batch->row_count > LK_BATCH_ROWS_MAX)
-        return -EINVAL;
-    int error = place_rows(engine, batch);
+    int error = lk_batch_admit(LK_DEVICE_CPU, engine->workspace[place].at,
+                               engine->workspace[place].bytes, batch);
     if (error)
         return error;
-    batch->bucket = lk_bucket_of(batch->row_count);
-    memset(batch->phase_ns, 0, sizeof batch->phase_ns);
-    engine->slot[engine->launched++ % LK_BATCHES_IN_FLIGHT] = batch;
+    engine->launched++;
+    engine->slot[place] = batch;
     if (atomic_fetch_add(&engine->queued, 1) == 0) {
         start(engine);
         advance(engine);

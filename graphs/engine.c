@@ -4,8 +4,10 @@
  */
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "../kernels/cpu/cpu.h"
+#include "../kernels/cuda/cuda.h"
 #include "backend.h"
 
 /* On a GPU a part of 2^34 products takes some milliseconds, as 2^28 do on two CPU cores. */
@@ -66,7 +68,7 @@ uint64_t lk_engine_pool_bytes(enum lk_device device, const struct lk_geometry *g
     struct lk_layout layout;
 
     if (device == LK_DEVICE_CUDA)
-        lk_cuda_engine_layout(geometry, &layout);
+        lk_cuda_layout(geometry, &layout);
     else
         lk_cpu_layout(geometry, &layout);
     return lk_pool_parts(geometry, &layout, pages).bytes;
@@ -78,15 +80,36 @@ uint64_t lk_engine_row_workspace(enum lk_device device, const struct lk_row *row
 }
 
 uint32_t lk_engine_budget_pages(enum lk_device device) {
-    return device == LK_DEVICE_CUDA ? lk_cuda_engine_budget_pages() : UINT32_MAX;
+    return device == LK_DEVICE_CUDA ? LK_CUDA_BUDGET_PAGES_MAX : UINT32_MAX;
 }
 
 uint32_t lk_engine_row_pages(enum lk_device device) {
-    return device == LK_DEVICE_CUDA ? lk_cuda_engine_row_pages() : UINT32_MAX;
+    return device == LK_DEVICE_CUDA ? LK_CUDA_PAGES_MAX : UINT32_MAX;
 }
 
 uint32_t lk_engine_part_factor(enum lk_device device) {
     return device == LK_DEVICE_CUDA ? CUDA_PART_FACTOR : 1;
+}
+
+/* ---- batches ---- */
+
+int lk_batch_admit(enum lk_device device, uint8_t *at, uint64_t room, struct lk_batch *batch) {
+    uint64_t used = 0;
+
+    if (batch->row_count > LK_BATCH_ROWS_MAX)
+        return -EINVAL;
+    for (uint32_t i = 0; i < batch->row_count; i++) {
+        struct lk_row *row = &batch->rows[i];
+        uint64_t bytes = lk_engine_row_workspace(device, row);
+        if (bytes > room - used)
+            return -ENOSPC;
+        row->workspace = at + used;
+        used += bytes;
+        row->score_bytes = row->select_bytes = row->attend_bytes = 0;
+    }
+    batch->bucket = lk_bucket_of(batch->row_count);
+    memset(batch->phase_ns, 0, sizeof batch->phase_ns);
+    return 0;
 }
 
 /* ---- by device ---- */

@@ -21,8 +21,9 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "clock.h"
 
 #define LINE          64
 #define SPINS_A_CLOCK 64 /* pauses between two looks at the clock: some 3 us */
@@ -43,13 +44,6 @@ static void relax(void) {
 #ifdef __x86_64__
     __builtin_ia32_pause();
 #endif
-}
-
-static uint64_t now_ns(void) {
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
 static bool has_task(struct lk_workers *w, uint64_t ticket) {
@@ -93,7 +87,7 @@ void lk_workers_publish(struct lk_workers *w, uint32_t tasks) {
 
 /* -> there is a task, or the end has come. */
 static bool spin(struct lk_workers *w) {
-    uint64_t until = now_ns() + (uint64_t)w->options.spin_us * 1000;
+    uint64_t until = lk_engine_now_ns() + (uint64_t)w->options.spin_us * 1000;
 
     do {
         for (uint32_t i = 0; i < SPINS_A_CLOCK; i++) {
@@ -101,7 +95,7 @@ static bool spin(struct lk_workers *w) {
                 return true;
             relax();
         }
-    } while (now_ns() < until);
+    } while (lk_engine_now_ns() < until);
     return false;
 }
 

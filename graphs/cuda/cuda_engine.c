@@ -34,7 +34,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "sizes.h"
@@ -44,13 +43,6 @@
 #define STUCK_NS UINT64_C(60000000000) /* a batch that takes longer will not end */
 #define WAIT_NS  50000                 /* between two looks of the thread that wakes sleepers */
 #define RING_NS  UINT64_C(1000000000)  /* a sleeper is woken at least so often, in flight */
-
-uint64_t lk_cuda_now_ns(void) {
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
 
 /* Notes what broke; the first stands. -> -EIO. */
 int lk_cuda_broken(struct cuda_engine *engine, const char *step, const char *words) {
@@ -72,22 +64,6 @@ static struct cuda_pool *pool_of(struct cuda_engine *engine, const struct lk_poo
     while (pool->view.kv != view->kv)
         pool++;
     return pool;
-}
-
-/* Give each row its part of the workspace. -ENOSPC: they do not fit. */
-static int place_rows(struct cuda_slot *slot, uint64_t room, struct lk_batch *batch) {
-    uint64_t used = 0;
-
-    for (uint32_t i = 0; i < batch->row_count; i++) {
-        struct lk_row *row = &batch->rows[i];
-        uint64_t bytes = lk_cuda_engine_row_workspace(row);
-        if (bytes > room - used)
-            return -ENOSPC;
-        row->workspace = slot->workspace + used;
-        used += bytes;
-        row->score_bytes = row->select_bytes = row->attend_bytes = 0;
-    }
-    return 0;
 }
 
 static int run_copies(struct cuda_engine *engine, struct cuda_slot *slot,
@@ -180,7 +156,7 @@ static void feed_row(struct cuda_slot *slot, struct lk_cuda_lane *lane, const st
     }
 }
 
-/* Collects the batch's rows of a pool in its lane -> bytes that the feed will bring. */
+/* Collects the batch's rows of a pool in its lane -> bytes that the feed will bring at most. */
 static uint64_t collect_rows(const struct cuda_pool *pool, struct lk_cuda_lane *lane,
                              const struct lk_batch *batch) {
     uint64_t bytes = sizeof *lane->block;
@@ -188,8 +164,7 @@ static uint64_t collect_rows(const struct cuda_pool *pool, struct lk_cuda_lane *
     lane->count = 0;
     for (uint32_t i = 0; i < batch->row_count; i++)
         if (batch->rows[i].pool->kv == pool->view.kv) {
-            struct lk_cuda_share s = lk_cuda_share_of(&batch->rows[i]);
-            bytes += s.table_bytes + s.q_bytes + 2 * s.kv_bytes;
+            bytes += lk_cuda_share_of(&batch->rows[i]).rest;
             lane->index[lane->count++] = i;
         }
     return bytes;
@@ -328,18 +303,14 @@ int lk_cuda_launch(struct lk_engine *base, struct lk_batch *batch) {
         return -EIO;
     if (engine->launched - engine->finished >= LK_BATCHES_IN_FLIGHT)
         return -EAGAIN;
-    if (batch->row_count > LK_BATCH_ROWS_MAX)
-        return -EINVAL;
-    int error = place_rows(slot, engine->workspace_bytes, batch);
+    int error = lk_batch_admit(LK_DEVICE_CUDA, slot->workspace, engine->workspace_bytes, batch);
     if (error)
         return error;
     error = lk_cuda_check(engine, cudaSetDevice(engine->gpu), "choosing the GPU");
     slot->batch = batch;
     slot->serial = engine->launched + 1;
     slot->fenced = false;
-    slot->launched_ns = lk_cuda_now_ns();
-    batch->bucket = lk_bucket_of(batch->row_count);
-    memset(batch->phase_ns, 0, sizeof batch->phase_ns);
+    slot->launched_ns = lk_engine_now_ns();
     if (!error)
         error = run_batch(engine, place, batch);
     engine->launched += !error;
@@ -383,7 +354,7 @@ static void add_times(const struct lk_cuda_lane *lane, uint64_t phase_ns[LK_PHAS
 static void hand_out(struct cuda_engine *engine, uint32_t place) {
     struct lk_batch *batch = engine->slot[place].batch;
 
-    batch->fenced_ns = lk_cuda_now_ns();
+    batch->fenced_ns = lk_engine_now_ns();
     for (uint32_t p = 0; p < engine->pools; p++) {
         const struct lk_cuda_lane *lane = &engine->pool[p].lane[place];
         uint32_t heads = engine->pool[p].view.geometry.kv_heads;
@@ -407,7 +378,7 @@ static uint64_t load_word(const uint64_t *word) {
 
 /* -> the engine is broken. */
 static bool look_for_trouble(struct cuda_engine *engine, const struct cuda_slot *slot) {
-    uint64_t now = lk_cuda_now_ns();
+    uint64_t now = lk_engine_now_ns();
 
     if (engine->broken || now - engine->checked_ns < CHECK_NS)
         return engine->broken;
@@ -471,7 +442,7 @@ bool lk_cuda_hot(const struct lk_engine *base) {
     const struct cuda_engine *engine = (const struct cuda_engine *)base;
     const struct cuda_slot *slot = &engine->slot[engine->finished % LK_BATCHES_IN_FLIGHT];
 
-    if (engine->finished != engine->launched && lk_cuda_now_ns() - slot->launched_ns < HOT_NS)
+    if (engine->finished != engine->launched && lk_engine_now_ns() - slot->launched_ns < HOT_NS)
         return true;
     return lk_cuda_sentry_hot(&engine->sentry);
 }
@@ -489,12 +460,12 @@ static void ring(struct cuda_engine *engine) {
  * as well: the sleeper then looks for trouble. */
 static void watch(struct cuda_engine *engine) {
     const struct timespec pause = {.tv_nsec = WAIT_NS};
-    uint64_t begun = lk_cuda_now_ns();
+    uint64_t begun = lk_engine_now_ns();
 
     while (__atomic_load_n(&engine->sleeping, __ATOMIC_ACQUIRE) &&
            load_word(&engine->words->fenced) == load_word(&engine->seen_fenced) &&
            load_word(&engine->words->done) == load_word(&engine->seen_done) &&
-           lk_cuda_now_ns() - begun < RING_NS)
+           lk_engine_now_ns() - begun < RING_NS)
         nanosleep(&pause, NULL);
     if (__atomic_load_n(&engine->sleeping, __ATOMIC_ACQUIRE))
         ring(engine);

@@ -78,7 +78,6 @@ static inline struct cuda_engine *lk_cuda_engine_of(struct lk_engine *base) {
     return (struct cuda_engine *)base;
 }
 
-uint64_t lk_cuda_now_ns(void);
 /* Notes what broke; the first stands. -> -EIO. */
 int lk_cuda_broken(struct cuda_engine *engine, const char *step, const char *words);
 /* The same of what is no 0 of a cudaError_t. */

@@ -126,12 +126,12 @@ static int cuda_pool_open(struct lk_engine *base, const struct lk_geometry *geom
     lk_pool_place(&pool->view, &parts, pool->memory.at);
     uint64_t words = (uint64_t)lk_cuda_sync_words(geometry, LK_BATCH_ROWS_MAX, 1) +
                      lk_cuda_sync_words(geometry, 1, LK_BATCH_TOKENS_MAX);
-    uint64_t begun = lk_cuda_now_ns(), had = free_bytes();
+    uint64_t begun = lk_engine_now_ns(), had = free_bytes();
     pool->sync = lk_cuda_device_alloc(words * sizeof *pool->sync, why, why_bytes);
     error = pool->sync ? open_lanes(engine, pool, why, why_bytes) : -ENOMEM;
     if (error)
         return error;
-    engine->capture_ns += lk_cuda_now_ns() - begun;
+    engine->capture_ns += lk_engine_now_ns() - begun;
     engine->capture_bytes += had - free_bytes();
     describe(engine);
     *ret = pool->view;

@@ -47,14 +47,14 @@ int lk_cuda_sentry_settle(const struct lk_cuda_sentry *sentry) {
 }
 
 bool lk_cuda_sentry_hot(const struct lk_cuda_sentry *sentry) {
-    return sentry->armed && lk_cuda_now_ns() - sentry->armed_ns < HOT_NS;
+    return sentry->armed && lk_engine_now_ns() - sentry->armed_ns < HOT_NS;
 }
 
 /* Launches a watch if it is time for one. */
 static void keep(struct cuda_engine *engine) {
     struct lk_cuda_sentry *sentry = &engine->sentry;
     uint64_t ended = __atomic_load_n(&sentry->watch->ended, __ATOMIC_ACQUIRE);
-    uint64_t there = sentry->launched - ended, now = lk_cuda_now_ns();
+    uint64_t there = sentry->launched - ended, now = lk_engine_now_ns();
     bool hot = now - sentry->armed_ns < HOT_NS, stays = hot && sentry->stays;
 
     if (engine->broken || there >= (stays ? DEEP : 1))
@@ -100,7 +100,7 @@ bool lk_cuda_fence_reached(struct lk_engine *base, uint32_t place, const uint64_
     if (!sentry->ticket[place]) {
         change(sentry, place, word, value, ++sentry->tickets);
         sentry->armed++;
-        sentry->armed_ns = lk_cuda_now_ns();
+        sentry->armed_ns = lk_engine_now_ns();
     } else if (__atomic_load_n(&watch->reached[place], __ATOMIC_ACQUIRE) == sentry->ticket[place]) {
         lk_cuda_fence_forget(base, place);
         return true;

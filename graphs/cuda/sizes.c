@@ -27,28 +27,18 @@ struct lk_cuda_share lk_cuda_share_of(const struct lk_row *row) {
     s.q_bytes = row->tokens * (uint64_t)g->kv_heads * g->group * head;
     if (row->append <= LK_CUDA_FEED_TOKENS)
         s.kv_bytes = row->append * (uint64_t)g->kv_heads * head;
-    s.table = reserve(&s.bytes, s.table_bytes);
-    s.q = reserve(&s.bytes, s.q_bytes);
-    s.k = reserve(&s.bytes, s.kv_bytes);
-    s.v = reserve(&s.bytes, s.kv_bytes);
-    s.rest = reserve(&s.bytes, lk_cuda_row_workspace_bytes(row));
+    s.table = reserve(&s.rest, s.table_bytes);
+    s.q = reserve(&s.rest, s.q_bytes);
+    s.k = reserve(&s.rest, s.kv_bytes);
+    s.v = reserve(&s.rest, s.kv_bytes);
     return s;
 }
 
-void lk_cuda_engine_layout(const struct lk_geometry *geometry, struct lk_layout *ret) {
-    lk_cuda_layout(geometry, ret);
-}
-
 uint64_t lk_cuda_engine_row_workspace(const struct lk_row *row) {
-    return lk_cuda_share_of(row).bytes;
-}
+    uint64_t bytes = lk_cuda_share_of(row).rest;
 
-uint32_t lk_cuda_engine_budget_pages(void) {
-    return LK_CUDA_BUDGET_PAGES_MAX;
-}
-
-uint32_t lk_cuda_engine_row_pages(void) {
-    return LK_CUDA_PAGES_MAX;
+    reserve(&bytes, lk_cuda_row_workspace_bytes(row));
+    return bytes;
 }
 
 int lk_cuda_engine_holds(const struct lk_geometry *geometry, char *why, size_t why_bytes) {

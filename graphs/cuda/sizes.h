@@ -15,11 +15,10 @@
  * stores them. */
 #define LK_CUDA_FEED_TOKENS 64
 
-struct lk_cuda_share { /* offsets from the row's part */
-    uint64_t table, q, k, v, rest;
+struct lk_cuda_share {                       /* offsets from the row's part */
+    uint64_t table, q, k, v, rest;           /* rest: of what kernels use, and so all that is fed */
     uint64_t entries;                        /* of the table */
     uint64_t table_bytes, q_bytes, kv_bytes; /* multiples of 16; kv_bytes 0: not fed */
-    uint64_t bytes;                          /* of all, a multiple of LK_CUDA_ALIGN */
 };
 
 struct lk_cuda_share lk_cuda_share_of(const struct lk_row *row);
