@@ -208,8 +208,8 @@ static const struct lk_backend cuda_backend = {
     .sleep = lk_cuda_sleep,
 };
 
-int lk_cuda_engine_usable(uint32_t gpu, char *why, size_t why_bytes) {
-    struct cudaDeviceProp properties;
+/* Can it serve, and what is it? */
+static int look_at(uint32_t gpu, struct cudaDeviceProp *ret, char *why, size_t why_bytes) {
     int count = 0, registers = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
 
@@ -218,7 +218,7 @@ int lk_cuda_engine_usable(uint32_t gpu, char *why, size_t why_bytes) {
         return -ENODEV;
     }
     if (!error)
-        error = cudaGetDeviceProperties(&properties, (int)gpu);
+        error = cudaGetDeviceProperties(ret, (int)gpu);
     if (!error)
         error = cudaDeviceGetAttribute(&registers, cudaDevAttrCanUseHostPointerForRegisteredMem,
                                        (int)gpu);
@@ -227,17 +227,23 @@ int lk_cuda_engine_usable(uint32_t gpu, char *why, size_t why_bytes) {
         cudaGetLastError(); /* it is told */
         return -ENODEV;
     }
-    if (properties.major < 8) {
+    if (ret->major < 8) {
         snprintf(why, why_bytes, "GPU %u, %s, has compute capability %d.%d, 8.0 is needed", gpu,
-                 properties.name, properties.major, properties.minor);
+                 ret->name, ret->major, ret->minor);
         return -ENOTSUP;
     }
     if (!registers) {
         snprintf(why, why_bytes, "GPU %u, %s, cannot read host memory at the host's addresses", gpu,
-                 properties.name);
+                 ret->name);
         return -ENOTSUP;
     }
     return 0;
+}
+
+int lk_cuda_engine_usable(uint32_t gpu, char *why, size_t why_bytes) {
+    struct cudaDeviceProp properties;
+
+    return look_at(gpu, &properties, why, why_bytes);
 }
 
 static int open_slots(struct cuda_engine *engine, char *why, size_t why_bytes) {
@@ -314,7 +320,7 @@ static bool shared(int gpu) {
 int lk_cuda_engine_open(const struct lk_engine_options *options, struct lk_engine **ret, char *why,
                         size_t why_bytes) {
     struct cudaDeviceProp properties;
-    int error = lk_cuda_engine_usable(options->gpu, why, why_bytes);
+    int error = look_at(options->gpu, &properties, why, why_bytes);
 
     if (error)
         return error;
@@ -328,7 +334,6 @@ int lk_cuda_engine_open(const struct lk_engine_options *options, struct lk_engin
     engine->gpu = (int)options->gpu;
     engine->workspace_bytes = options->workspace_bytes;
     sem_init(&engine->wake, 0, 0);
-    cudaGetDeviceProperties(&properties, engine->gpu);
     memcpy(engine->uuid, &properties.uuid, sizeof engine->uuid);
     engine->mps = shared(engine->gpu);
     snprintf(engine->name, sizeof engine->name, "%.63s", properties.name);
