@@ -10,14 +10,16 @@
 
 #include "cuda.h"
 
+__device__ __forceinline__ uint64_t device_ns(void) {
+    uint64_t x;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(x));
+    return x;
+}
+
 /* After wait_for_previous(). clock: NULL: nobody asks. */
 __device__ __forceinline__ void note_time(struct lk_cuda_clock *clock, int at) {
-    uint64_t now;
-
-    if (clock && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-        clock->at[at] = now;
-    }
+    if (clock && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0)
+        clock->at[at] = device_ns();
 }
 
 #endif

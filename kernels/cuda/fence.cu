@@ -3,6 +3,7 @@
  * fence.cu - see fence.h. One warp for everything: it must find room beside kernels that fill a
  * multiprocessor. A lane has every 32nd place.
  */
+#include "clock.cuh"
 #include "device.cuh"
 #include "fence.cuh"
 
@@ -47,11 +48,6 @@ __device__ __forceinline__ uint64_t load_word(const uint64_t *at) {
 }
 __device__ __forceinline__ void store_host(uint64_t *at, uint64_t x) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(x) : "memory");
-}
-__device__ __forceinline__ uint64_t device_ns(void) {
-    uint64_t x;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(x));
-    return x;
 }
 
 struct place {

@@ -273,7 +273,19 @@ __device__ __forceinline__ uint64_t warp_add(uint64_t x) {
            ((uint64_t)__reduce_add_sync(LK_FULL_WARP, (uint32_t)(x >> 52)) << 52);
 }
 
-/* Inclusive sums over the block's threads. */
+/* Sum of the warp's x up to this lane's. */
+template <class T> __device__ __forceinline__ T warp_scan(T x) {
+    const uint32_t lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1) {
+        T y = __shfl_up_sync(LK_FULL_WARP, x, o);
+        x += lane >= o ? y : 0;
+    }
+    return x;
+}
+
+/* Inclusive sums over the block's threads; the two side by side. */
 __device__ __forceinline__ void block_scan(struct shared *s, uint64_t *weight, uint32_t *count) {
     const uint32_t lane = threadIdx.x % 32, warp = warp_index();
     uint64_t w = *weight;
@@ -299,11 +311,7 @@ __device__ __forceinline__ void block_scan(struct shared *s, uint64_t *weight, u
 __device__ __forceinline__ uint32_t block_count(struct shared *s, uint32_t count) {
     const uint32_t lane = threadIdx.x % 32, warp = warp_index();
 
-#pragma unroll
-    for (int o = 1; o < 32; o <<= 1) {
-        uint32_t y = __shfl_up_sync(LK_FULL_WARP, count, o);
-        count += lane >= o ? y : 0;
-    }
+    count = warp_scan(count);
     if (lane == 31)
         s->warp_count[warp] = count;
     __syncthreads();
@@ -462,12 +470,7 @@ __device__ __forceinline__ uint32_t find_bin(struct shared *s, const uint32_t x[
 #pragma unroll
     for (int i = 0; i < PER; i++)
         sum += x[i];
-    scan = sum;
-#pragma unroll
-    for (int o = 1; o < 32; o <<= 1) {
-        uint32_t y = __shfl_up_sync(LK_FULL_WARP, scan, o);
-        scan += lane >= o ? y : 0;
-    }
+    scan = warp_scan(sum);
     if (lane == 31)
         s->warp_count[warp] = scan;
     __syncthreads();
@@ -758,16 +761,10 @@ __device__ __forceinline__ void find_hit(const struct span &p, const struct shar
 #pragma unroll 1
     for (uint32_t g = entry * p.per; g < min(p.groups, (entry + 1) * p.per); g++) {
         const uint32_t page = 32 * g + lane;
-        uint64_t own = 0, sum;
+        uint64_t own = 0;
         if (page < p.count && !(p.kept[g] >> lane & 1))
             own = t.by_share * weight_of(p.words[page]) + t.by_page;
-        sum = own;
-#pragma unroll
-        for (int o = 1; o < 32; o <<= 1) {
-            uint64_t y = __shfl_up_sync(LK_FULL_WARP, sum, o);
-            sum += lane >= o ? y : 0;
-        }
-        sum += run;
+        const uint64_t sum = warp_scan(own) + run;
         over = __ballot_sync(LK_FULL_WARP, sum > point);
         if (!over) {
             run = __shfl_sync(LK_FULL_WARP, sum, 31);
