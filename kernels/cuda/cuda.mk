@@ -3,17 +3,16 @@
 #   make cuda         library and tests (does nothing, and says so, where there is no nvcc)
 #   make check-cuda   run the tests (they say so and exit 77 where there is no device)
 
-NVCC       ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
-CUDA_O     ?= $(or $(O),build/plain)/cuda
+CUDA_O     := $(O)/cuda
 CUDA_ARCH  ?= -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80
 CUDA_FLAGS := -std=c++17 -O3 -Xcompiler=-fPIC,-Wall,-fno-exceptions,-fno-threadsafe-statics -Werror=all-warnings $(HOOKS_F) $(CUDA_ARCH)
-CUDA_OBJ   := $(patsubst kernels/cuda/%.cu,$(CUDA_O)/%.o,$(wildcard kernels/cuda/*.cu)) $(CUDA_O)/plan.o
+CUDA_OBJ   := $(patsubst kernels/cuda/%.cu,$(CUDA_O)/%.o,$(wildcard kernels/cuda/*.cu)) $(O)/kernels/cuda/plan.o
 CUDA_BIN   := $(patsubst tests/cuda/%.cu,$(CUDA_O)/%,$(wildcard tests/cuda/*.cu))
 
 .PHONY: cuda check-cuda
-ifeq ($(NVCC),)
+ifeq ($(CUDA),)
 cuda check-cuda:
-	@echo "no nvcc: the CUDA kernels are not built"
+	@echo "no nvcc of CUDA 13 or later: the CUDA kernels are not built"
 else
 cuda: $(CUDA_O)/liblkcuda.a $(CUDA_BIN)  ## compile the CUDA kernels and their tests, where nvcc is
 
@@ -23,15 +22,12 @@ check-cuda: cuda  ## run the CUDA tests; they skip themselves where there is no 
 $(CUDA_O)/%.o: kernels/cuda/%.cu $(wildcard kernels/cuda/*.h kernels/cuda/*.cuh kernels/*.h)
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_FLAGS) -c $< -o $@
-$(CUDA_O)/plan.o: kernels/cuda/plan.c $(wildcard kernels/cuda/*.h kernels/*.h)
-	@mkdir -p $(@D)
-	$(CC) -std=gnu17 -O2 -g -fPIC -Wall -Wextra -Werror -c $< -o $@
 $(CUDA_O)/liblkcuda.a: $(CUDA_OBJ)
 	rm -f $@ && ar rcs $@ $^
-$(or $(O),build/plain)/clients/bench/cuda/%.cu.o: clients/bench/cuda/%.cu $(wildcard clients/bench/*.h clients/bench/cuda/*.h kernels/*.h)
+$(O)/clients/bench/cuda/%.cu.o: clients/bench/cuda/%.cu $(wildcard clients/bench/*.h clients/bench/cuda/*.h kernels/*.h)
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_FLAGS) -c $< -o $@
-CLIENT_OBJ := $(addprefix $(or $(O),build/plain)/,clients/common/private.o clients/common/measure.o liblocks.a)
+CLIENT_OBJ := $(addprefix $(O)/,clients/common/private.o clients/common/measure.o liblocks.a)
 $(CUDA_O)/test_client: tests/cuda/test_client.cu clients/locks_device.cuh tests/cuda/common.h $(CLIENT_OBJ)
 	$(NVCC) -std=c++17 -O2 -Ishm_protocol -Iclients -gencode=arch=compute_90a,code=sm_90a $< $(CLIENT_OBJ) -o $@
 $(CUDA_O)/%: tests/cuda/%.cu $(CUDA_O)/liblkcuda.a $(wildcard tests/cuda/*.h)
