@@ -94,12 +94,18 @@ static const char *binary(const char *program, char path[4096]) {
     if (daemon && strcmp(program, "locksd") == 0)
         return daemon;
     ssize_t length = readlink("/proc/self/exe", path, 4000);
-    ck_assert_int_gt(length, 0);
+    if (length <= 0) /* also asked for outside of any test, where Check has no assertions */
+        abort();
     path[length] = 0;
     for (int i = 0; i < 3; i++) /* BUILD/tests/fault/test_x */
         *strrchr(path, '/') = 0;
     snprintf(path + strlen(path), 4096 - strlen(path), "/%s", program);
     return path;
+}
+
+void rig_own_daemon(void) {
+    char path[4096];
+    setenv("LOCKSD", binary("locksd", path), 0);
 }
 
 static void execute(const char *path, const char *const *head, const char *const *tail) {

@@ -38,6 +38,9 @@ void rig_start(struct rig *rig, const char *extra);
 int rig_wait(struct rig *rig, double seconds);
 int rig_stop(struct rig *rig); /* SIGTERM, then rig_wait() */
 
+/* What liblocks' tools start as a private daemon: $LOCKSD, else the one of this build. */
+void rig_own_daemon(void);
+
 /* Runs a program of the build, as "locksctl", and waits. -> exit code; both its streams in text. */
 int rig_run(const char *program, const char *const *arguments, char *text, size_t bytes);
 

@@ -681,19 +681,9 @@ static Suite *make_suite(void) {
     return suite;
 }
 
-static void default_daemon(void) {
-    char path[4096];
-    ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - 32);
-    if (length <= 0)
-        return;
-    path[length] = '\0';
-    memcpy(strrchr(path, '/'), "/../../locksd", sizeof("/../../locksd"));
-    setenv("LOCKSD", path, 0);
-}
-
 int main(void) {
     char why[4096];
-    default_daemon();
+    rig_own_daemon();
     sets[0] = rig_device_set();
     if (lk_private_start(sets, sizeof(sets) / sizeof(sets[0]), 60, &daemon_, why, sizeof(why))) {
         fprintf(stderr, "%s\n", why);
