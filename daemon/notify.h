@@ -5,7 +5,8 @@
  *
  * The watchdog is fed by the control thread, but only while the intake thread ticks: its heartbeat
  * must have advanced since the last feeding. An idle intake sleeps; it is then woken by a question,
- * and must answer. All calls are nothing without $NOTIFY_SOCKET. Control thread.
+ * and must answer. A receiver that does not read is waited for two seconds at most. All calls are
+ * nothing without $NOTIFY_SOCKET. Control thread.
  */
 #ifndef LK_NOTIFY_H
 #define LK_NOTIFY_H

@@ -229,14 +229,14 @@ static bool heard_ready(int notify) {
     return false;
 }
 
-static int await_ready(const struct lk_private *daemon, const char *binary, unsigned timeout_s,
-                       char *why, size_t why_bytes) {
+static int await_ready(const struct lk_private *daemon, int notify, const char *binary,
+                       unsigned timeout_s, char *why, size_t why_bytes) {
     char words[LOG_BYTES];
-    struct pollfd fd = {.fd = daemon->notify, .events = POLLIN};
+    struct pollfd fd = {.fd = notify, .events = POLLIN};
     uint64_t deadline = lk_clock_ns() + timeout_s * 1000 * NS_A_MS;
     int status;
     while (lk_clock_ns() < deadline) {
-        if (poll(&fd, 1, POLL_MS) > 0 && heard_ready(daemon->notify))
+        if (poll(&fd, 1, POLL_MS) > 0 && heard_ready(notify))
             return 0;
         if (waitpid(daemon->pid, &status, WNOHANG) == daemon->pid) {
             running.pid = 0;
@@ -268,9 +268,6 @@ void lk_private_stop(struct lk_private *daemon) {
         remove_handlers();
     running.pid = 0;
     daemon->pid = 0;
-    if (daemon->notify >= 0)
-        close(daemon->notify);
-    daemon->notify = -1;
     remove_folder();
 }
 
@@ -279,9 +276,10 @@ int lk_private_start(const char *const *sets, size_t count, unsigned timeout_s,
     static const char *const own[] = {"daemon.group=", "daemon.drain_seconds=0"};
     char binary[PATH_BYTES];
     char *argv[2 * (LK_PRIVATE_SETS_MAX + sizeof(own) / sizeof(*own)) + 8];
-    struct lk_private daemon = {.notify = -1};
+    struct lk_private daemon = {0};
     sigset_t before;
     size_t at = 0;
+    int notify = -1;
     if (count > LK_PRIVATE_SETS_MAX)
         return refuse(-E2BIG, why, why_bytes, "%zu settings for a private daemon, at most %d",
                       count, LK_PRIVATE_SETS_MAX);
@@ -306,13 +304,15 @@ int lk_private_start(const char *const *sets, size_t count, unsigned timeout_s,
         argv[at++] = (char *)sets[i];
     }
     argv[at] = NULL;
-    rc = make_notify_socket(&daemon.notify, why, why_bytes);
+    rc = make_notify_socket(&notify, why, why_bytes);
     if (!rc)
         rc = spawn(binary, argv, &before, why, why_bytes);
     sigprocmask(SIG_SETMASK, &before, NULL);
     daemon.pid = running.pid;
     if (!rc)
-        rc = await_ready(&daemon, binary, timeout_s, why, why_bytes);
+        rc = await_ready(&daemon, notify, binary, timeout_s, why, why_bytes);
+    if (notify >= 0)
+        close(notify);
     if (rc) {
         lk_private_stop(&daemon);
         return rc;

@@ -23,7 +23,6 @@
 
 struct lk_private {
     pid_t pid;
-    int notify; /* where it says that it is ready */
     char folder[64], socket[LK_PRIVATE_PATH_BYTES];
 };
 

@@ -146,7 +146,7 @@ void rig_start(struct rig *rig, const char *extra) {
     ck_assert_msg(rig_hears(rig, "READY=1", READY_SECONDS), "not ready: %s", rig_log(rig));
 }
 
-/* systemd always reads, and the daemon may wait for that. */
+/* As systemd does: what nobody reads the daemon waits for, if not for long. */
 static void drop_notices(const struct rig *rig) {
     char text[512];
     while (recv(rig->notify, text, sizeof(text), MSG_DONTWAIT) > 0)

@@ -268,6 +268,22 @@ START_TEST(reloads_a_good_file) {
 }
 END_TEST
 
+/* More notices than the receiver's queue holds, and nobody reads them. */
+START_TEST(a_deaf_receiver_of_notices_holds_nobody_up) {
+    struct rig rig;
+    rig_start(&rig, NULL);
+    for (int i = 0; i < 12; i++) {
+        kill(rig.pid, SIGHUP);
+        rig_sleep(0.02);
+    }
+    double begun = rig_now();
+    ck_assert_int_eq(ask_number(&rig, "status", "clients"), 0);
+    ck_assert_msg(rig_now() - begun < 20, "the status took %.1f s", rig_now() - begun);
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
 START_TEST(keeps_all_when_the_file_is_bad) {
     struct rig rig;
     char why[512] = "", *text;
@@ -474,6 +490,7 @@ int main(void) {
     tcase_add_test(life, takes_a_socket_passed_by_systemd);
     tcase_add_test(life, refuses_a_wrong_passed_socket);
     tcase_add_test(life, reloads_a_good_file);
+    tcase_add_test(life, a_deaf_receiver_of_notices_holds_nobody_up);
     tcase_add_test(life, keeps_all_when_the_file_is_bad);
     tcase_add_test(life, an_idle_client_does_not_hold_up_a_stop);
     tcase_add_test(life, a_stop_waits_for_sequences_as_long_as_it_may);
