@@ -553,7 +553,7 @@ prepare_job(const struct attend_args &a, struct lk_cuda_row *row, struct job *re
 template <int D, bool BF16>
 __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
     attend_kernel(const __grid_constant__ struct attend_args a) {
-    extern __shared__ __align__(128) uint8_t memory[];
+    SHARED_BYTES(memory, 128);
     struct shared<D> *s = (struct shared<D> *)memory;
     const uint32_t warp = warp_index();
     struct state<D> w;

@@ -216,11 +216,7 @@ __device__ __forceinline__ bool all_done(const struct job &j, uint32_t count, ui
     if (count == j.slices)
         return true;
     if (threadIdx.x == 0) {
-        uint32_t before;
-        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
-                     : "=r"(before)
-                     : "l"(j.word), "r"(count)
-                     : "memory");
+        const uint32_t before = add_in_order(j.word, count);
         *last = before + count == j.slices;
         if (*last)
             *j.word = 0;

@@ -174,7 +174,7 @@ __device__ void run_slice(const struct attend_args &a, struct shared *s, uint32_
 
 __global__ void __launch_bounds__(THREADS)
     attend_plain(const __grid_constant__ struct attend_args a) {
-    extern __shared__ __align__(16) uint8_t memory[];
+    SHARED_BYTES(memory, 16);
     struct shared *s = (struct shared *)memory;
     uint32_t task, last;
 

@@ -607,7 +607,7 @@ template <int N, int RANK>
 __global__ void __launch_bounds__(N < 32 ? 384 : 256, 1)
     build_kernel(const __grid_constant__ struct build_args a, uint32_t bytes) {
     constexpr int LANES = N < 32 ? N : 32, COLUMNS = N / LANES, PAGES = 32 / LANES;
-    extern __shared__ __align__(16) uint8_t memory[];
+    SHARED_BYTES(memory, 16);
     const struct lk_geometry *g = &a.pool.geometry;
     const uint32_t l = threadIdx.x % LANES, d = g->head_dim, stride = d + 4,
                    rank = a.super ? LK_COARSE_RANK : g->rank;
@@ -781,7 +781,7 @@ __device__ void small_eigen(struct super_memory *m) {
 
 __global__ void __launch_bounds__(SUPER_THREADS)
     build_large(const __grid_constant__ struct build_args a) {
-    extern __shared__ __align__(16) uint8_t memory[];
+    SHARED_BYTES(memory, 16);
     struct super_memory *m = (struct super_memory *)memory;
     const struct lk_geometry *g = &a.pool.geometry;
     const uint32_t d = g->head_dim, n = 4 * g->page_tokens, stride = d + 2, tid = threadIdx.x;

@@ -9,12 +9,7 @@
 #define LK_CUDA_CLOCK_CUH
 
 #include "cuda.h"
-
-__device__ __forceinline__ uint64_t device_ns(void) {
-    uint64_t x;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(x));
-    return x;
-}
+#include "ptx.cuh"
 
 /* After wait_for_previous(). clock: NULL: nobody asks. */
 __device__ __forceinline__ void note_time(struct lk_cuda_clock *clock, int at) {

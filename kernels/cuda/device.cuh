@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * device.cuh - what the kernels share: instructions by name, element types, addresses, finding a
- * task's row.
+ * device.cuh - what the kernels share: element types, addresses, finding a task's row, launching.
  *
  * Everything is for one warp unless its name says block. No kernel, no state.
  */
@@ -13,6 +12,7 @@
 #include <cuda_runtime.h>
 
 #include "cuda.h"
+#include "ptx.cuh"
 #include "record.h"
 #include "state.h"
 
@@ -30,90 +30,8 @@ __device__ __forceinline__ uint32_t warp_index(void) {
     return __shfl_sync(LK_FULL_WARP, threadIdx.x / 32, 0);
 }
 
-/* ---- programmatic dependent launch: a kernel may start before the one it reads from ends ---- */
-
-__device__ __forceinline__ void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-/* ---- copies to shared memory that run beside the arithmetic; groups are a thread's own ---- */
-
-__device__ __forceinline__ void copy_async(void *to, const void *from) {
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-        "l"(from)
-        : "memory");
-}
-__device__ __forceinline__ void copy_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int N> __device__ __forceinline__ void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
-/* ---- tensor cores. m16n8: lane = 4 r + c holds rows r and r + 8, columns 2c and 2c + 1 ---- */
-
-__device__ __forceinline__ void mma_u8s8(int d[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                         uint32_t a3, uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},"
-                 "{%8,%9},{%0,%1,%2,%3};"
-                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void mma_s8s8(int d[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                         uint32_t a3, uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},"
-                 "{%8,%9},{%0,%1,%2,%3};"
-                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void mma_f16_k8(float d[4], uint32_t a0, uint32_t a1, uint32_t b0) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5},{%6},"
-                 "{%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a0), "r"(a1), "r"(b0));
-}
-template <bool BF16>
-__device__ __forceinline__ void mma_k16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                        uint32_t a3, uint32_t b0, uint32_t b1) {
-    if constexpr (BF16)
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},"
-                     "{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-    else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},"
-                     "{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-/* 8 x 8 of 16 bits: lane 4 r + c gives row r, columns 2c, 2c + 1 and takes column r, rows 2c, 2c +
- * 1. */
-__device__ __forceinline__ uint32_t transpose_8x8(uint32_t x) {
-    uint32_t y;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
-
 /* ---- numbers ---- */
 
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ __forceinline__ float log2_fast(float x) {
-    float y;
-    asm("lg2.approx.f32 %0,%1;" : "=f"(y) : "f"(x));
-    return y;
-}
 __device__ __forceinline__ uint32_t bits_of(__half2 h) {
     return *(uint32_t *)&h;
 }

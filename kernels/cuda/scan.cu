@@ -34,8 +34,7 @@
 #define WINDOW         8  /* heads whose queries a block holds */
 #define IDLE_MOST      64 /* looks of the fetching warp at its barriers */
 #define REST_WARPS     4
-#define NOTES          8                     /* tiles told to a warp at most */
-#define EVICT_FIRST    0x12f0000000000000ull /* as createpolicy makes it: read once a step */
+#define NOTES          8 /* tiles told to a warp at most */
 
 struct scan_args {
     struct lk_pool_view pool;
@@ -475,42 +474,6 @@ __device__ __forceinline__ void score_records(const struct records &rec, const u
         score[j] = score_careful<D, R>(rec, tile, &queries[j]);
 }
 
-/* ---- barriers in shared memory, by their addresses there ---- */
-
-__device__ __forceinline__ void bar_init(uint32_t bar) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(bar) : "memory");
-}
-__device__ __forceinline__ void bar_arrive(uint32_t bar) {
-    asm volatile("{.reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [%0];}" ::"r"(bar) : "memory");
-}
-/* Has the phase ended? */
-__device__ __forceinline__ bool bar_test(uint32_t bar, uint32_t parity) {
-    uint32_t done;
-
-    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; "
-                 "selp.u32 %0, 1, 0, p;}"
-                 : "=r"(done)
-                 : "r"(bar), "r"(parity)
-                 : "memory");
-    return done;
-}
-__device__ __forceinline__ void bar_wait(uint32_t bar, uint32_t parity) {
-#if __CUDA_ARCH__ >= 900
-    uint32_t done;
-
-    do
-        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
-                     "selp.u32 %0, 1, 0, p;}"
-                     : "=r"(done)
-                     : "r"(bar), "r"(parity)
-                     : "memory");
-    while (!done);
-#else
-    while (!bar_test(bar, parity))
-        ;
-#endif
-}
-
 /* ---- the warp that fetches ---- */
 
 /* A tile, told to the warp that scores it. Block table and list are read several tiles before
@@ -523,13 +486,6 @@ struct tile_note {
     uint16_t head, pass;
     uint8_t super, listed, shift, last; /* last: of its task */
 };
-
-__device__ __forceinline__ void copy_word(uint32_t *to, const uint32_t *from) {
-    asm volatile(
-        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-        "l"(from)
-        : "memory");
-}
 
 /* Note the cursor's tile; starts reading its entries, or its list. By lane, as all that follows. */
 __device__ __forceinline__ void note_tile(const struct cursor &c, struct tile_note *to) {
@@ -566,21 +522,6 @@ __device__ __forceinline__ void resolve_tile(struct tile_note *n) {
         copy_word(&n->entry[i], &n->r->table[n->page[i] >> n->shift]);
 }
 
-/* `bytes` to shared memory, counted by the barrier. The copy engine takes them. */
-__device__ __forceinline__ void start_copy(uint32_t to, const uint8_t *from, uint32_t bytes,
-                                           uint32_t bar) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-                 " [%0], [%1], %2, [%3], %4;" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bar), "l"(EVICT_FIRST)
-                 : "memory");
-#else
-    for (uint32_t i = 0; i < bytes; i += 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i), "l"(from + i)
-                     : "memory");
-#endif
-}
-
 /* Start the copies of `count` records from index `id` on, to places `at` .. of the tile. */
 __device__ __forceinline__ void copy_records(const struct records &rec, const uint8_t *coarse,
                                              const uint8_t *fine, uint64_t id, uint32_t at,
@@ -601,11 +542,7 @@ __device__ __forceinline__ void fetch_tile(const struct scan_args &a, const stru
     const uint8_t *fine = a.pool.fine + plane * a.pool.pages * rec.fine_stride;
     const bool quads = !n->super && !n->listed && n->shift == 2;
 
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar),
-                 "r"(TILE * (rec.coarse_stride + rec.fine_stride))
-                 : "memory");
-#endif
+    bar_expect(bar, TILE * (rec.coarse_stride + rec.fine_stride));
     if (quads) {
         const uint32_t x = n->entry[0], y = n->entry[1];
         copy_records(rec, coarse, fine, 4ull * x, 0, y == x + 1 ? 8 : 4, to, bar);
@@ -624,11 +561,7 @@ __device__ __forceinline__ void fetch_tile(const struct scan_args &a, const stru
             copy_records(rec, coarse, fine, id, i, run, to, bar);
         }
     }
-#if __CUDA_ARCH__ < 900
-    copy_commit();
-    copy_wait<0>();
-    bar_arrive(bar);
-#endif
+    bar_copies_started(bar);
 }
 
 /* Lane i of fetching warp f fetches for scanning warp f + fetchers x i: of tasks begin .. end - 1
@@ -706,16 +639,15 @@ __device__ __forceinline__ void fetch_tasks(const struct scan_args &a, uint32_t 
 
 /* The scanning warps of a block meet; the others do not. */
 __device__ __forceinline__ void meet(uint32_t warps) {
-    asm volatile("bar.sync 1, %0;" ::"r"(32 * warps) : "memory");
+    bar_some(32 * warps);
 }
 
 /* Bring what a block reads first closer; nothing is read, so that it may be written still. */
 __device__ __forceinline__ void prefetch_batch(const struct lk_cuda_batch *b, int stage) {
     if (threadIdx.x < 4)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(
-            threadIdx.x == 0   ? (const uint8_t *)b
-            : threadIdx.x == 1 ? (const uint8_t *)b->first[stage]
-                               : (const uint8_t *)&b->row[0] + (threadIdx.x - 2) * 128));
+        prefetch_line(threadIdx.x == 0   ? (const uint8_t *)b
+                      : threadIdx.x == 1 ? (const uint8_t *)b->first[stage]
+                                         : (const uint8_t *)&b->row[0] + (threadIdx.x - 2) * 128);
 }
 
 /* Rotated queries of the sets base .. last of this block's tasks, as many as there is room for. */
@@ -811,7 +743,7 @@ score_tasks(const struct scan_args &a, uint32_t begin, uint32_t end, const uint8
 template <int D, int R, int NG, int STAGES>
 __global__ void __launch_bounds__(32 * BLOCK_WARPS(R), 1)
     scan_kernel(const __grid_constant__ struct scan_args a) {
-    extern __shared__ __align__(128) uint8_t shared[];
+    SHARED_BYTES(shared, 128);
     const uint32_t warp = warp_index(), workers = a.scanners + a.fetchers,
                    others = blockDim.x / 32 - workers;
     struct tile_note *const notes = (struct tile_note *)(shared + BARRIER_BYTES);
@@ -824,9 +756,7 @@ __global__ void __launch_bounds__(32 * BLOCK_WARPS(R), 1)
     if (warp == a.scanners) {
         for (uint32_t i = threadIdx.x % 32; i < a.scanners * 2 * STAGES; i += 32)
             bar_init(bars + i * 8);
-#if __CUDA_ARCH__ >= 900
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
+        bar_inits_done();
     }
     __syncthreads();
     wait_for_previous();
@@ -855,7 +785,7 @@ __global__ void __launch_bounds__(32 * BLOCK_WARPS(R), 1)
 /* Any head dimension: a warp a page, from the record's bytes; queries rotated in shared memory. */
 __global__ void __launch_bounds__(256)
     scan_plain(const __grid_constant__ struct scan_args a, uint32_t rank, uint32_t warp_bytes) {
-    extern __shared__ __align__(128) uint8_t shared[];
+    SHARED_BYTES(shared, 128);
     const struct lk_geometry *g = &a.pool.geometry;
     const uint32_t lane = threadIdx.x % 32, d = g->head_dim, block = d & -d;
     const uint32_t warps = gridDim.x * (blockDim.x / 32);

@@ -22,6 +22,7 @@
  * A span too long for shared memory has its words in the row's workspace.
  */
 #include "clock.cuh"
+#include "device.cuh"
 #include "team.cuh"
 
 #define THREADS       512
@@ -200,17 +201,14 @@ __device__ __forceinline__ void fetch_table(const struct span &p) {
 
 #pragma unroll 1
     for (uint32_t i = 32 * threadIdx.x; i < entries; i += 32 * THREADS)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+        prefetch_line(from + i);
 }
 
 __device__ __forceinline__ void fetch_page(const struct select_args &a, const struct span &p,
                                            uint32_t physical) {
-#if __CUDA_ARCH__ >= 900
     if (p.fetch)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
-                         lk_page_keys_device(a.pool, p.layer, physical, p.head)),
-                     "r"((uint32_t)a.pool.layout.head_bytes));
-#endif
+        prefetch_bytes(lk_page_keys_device(a.pool, p.layer, physical, p.head),
+                       (uint32_t)a.pool.layout.head_bytes);
 }
 
 /* ---- sums ---- */
@@ -920,7 +918,7 @@ static __device__ __noinline__ void estimate_rest(const struct span &p, struct s
 template <bool PRUNE>
 __global__ void __launch_bounds__(THREADS, 2)
     select_kernel(const __grid_constant__ struct select_args a) {
-    extern __shared__ __align__(16) uint8_t memory[];
+    SHARED_BYTES(memory, 16);
     struct shared *s = (struct shared *)memory;
     const uint32_t row = blockIdx.z;
     const struct lk_cuda_row *r = &a.batch->row[row];
