@@ -34,7 +34,7 @@
 #define WINDOW         8  /* heads whose queries a block holds */
 #define IDLE_MOST      64 /* looks of the fetching warp at its barriers */
 #define REST_WARPS     4
-#define NOTES          8 /* tiles told to a warp at most */
+#define NOTES          8                     /* tiles told to a warp at most */
 
 struct scan_args {
     struct lk_pool_view pool;
@@ -575,8 +575,10 @@ __device__ __forceinline__ void fetch_tasks(const struct scan_args &a, uint32_t 
     const uint32_t warp = fetcher + threadIdx.x % 32 * a.fetchers;
     const uint32_t full = bars + warp * 2 * STAGES * 8, empty = full + STAGES * 8;
     /* Tiles between reading the block table and asking for records; and of a list, which is read
-     * AHEAD tiles before and its pages' entries LISTED. */
-    constexpr int AHEAD = NOTES - STAGES, LISTED = AHEAD / 2;
+     * AHEAD tiles before and its pages' entries LISTED. A turn waits for what was asked for
+     * AHEAD - LISTED turns before, so the entries have come if that is no more than LISTED. */
+    constexpr int AHEAD = NOTES - STAGES, LISTED = (AHEAD + 1) / 2;
+    static_assert(AHEAD - LISTED <= LISTED, "entries of a list's pages may be read too early");
     uint32_t stage = 0, parity = 1, idle = 0;
     int n = warp < a.scanners ? -AHEAD : INT_MAX;
     struct records rec = records_of(a, false, R);
