@@ -108,8 +108,8 @@ static struct holdings look(void) {
     return h;
 }
 
-/* What the daemon holds when it is at rest: the least of some looks, as the daemon closes its end of
- * an earlier look's connection, or of a client that just left, a moment after that is gone. */
+/* What the daemon holds when it is at rest: the least of some looks, as the daemon closes its end
+ * of an earlier look's connection, or of a client that just left, a moment after that is gone. */
 static struct holdings look_at_rest(void) {
     struct holdings least = look();
     for (int quiet = 0; quiet < REST_LOOKS; quiet++, sleep_us(1000)) {
