@@ -28,8 +28,10 @@ readelf -d "$root/usr/lib/liblocks.so" | grep -q 'SONAME.*liblocks.so.1' || fail
 "$root/usr/sbin/locksd" --foreground --socket "$root/locksd.sock" --config packaging/locksd.conf \
     --set 'pool default.memory=64M' >"$root/log" 2>&1 &
 daemon=$!
-for _ in $(seq 100); do [ -S "$root/locksd.sock" ] && break; sleep 0.1; done
-[ -S "$root/locksd.sock" ] || { cat "$root/log"; fail "the installed daemon made no socket in 10 s"; }
+# A socket that is there need not be listened at yet.
+answers() { "$root/usr/bin/locksctl" status --socket "$root/locksd.sock" >/dev/null 2>&1; }
+for _ in $(seq 300); do answers && break; sleep 0.1; done
+answers || { cat "$root/log"; fail "the installed daemon did not answer in 30 s"; }
 LD_LIBRARY_PATH=$root/usr/lib "$root/hello" "$root/locksd.sock" || fail "hello (shared)"
 "$root/hello-static" "$root/locksd.sock" || fail "hello (static)"
 "$root/usr/bin/locksctl" pools --socket "$root/locksd.sock" || fail "locksctl pools"
