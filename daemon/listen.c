@@ -17,6 +17,8 @@
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
+#include "guard.h"
+
 #define BACKLOG           128
 #define FOLDER_LOCK_TRIES 100 /* of 10 ms: another daemon's look-and-bind takes less than one */
 
@@ -138,6 +140,6 @@ void lk_listener_close(struct lk_listener *listener) {
     if (!listener->passed && stat(listener->path, &file) == 0 && file.st_dev == listener->device &&
         file.st_ino == listener->inode)
         unlink(listener->path);
-    close(listener->fd);
+    lk_guard_close(listener->fd); /* with it who waited, and what they had sent */
     listener->fd = -1;
 }

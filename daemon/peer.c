@@ -17,6 +17,7 @@
 #include "../shm_protocol/validate.h"
 #include "../shm_protocol/wire.h"
 #include "admin.h"
+#include "guard.h"
 #include "log.h"
 #include "server.h"
 
@@ -44,12 +45,14 @@ static const char *peer_words(const struct lk_peer *peer, char text[96]) {
 
 static void forget(struct lk_server *server, struct lk_peer *peer) {
     if (peer->fd >= 0)
-        close(peer->fd); /* leaves the epoll by itself */
+        lk_guard_close(peer->fd); /* leaves the epoll by itself */
     if (peer->memory.arena)
         lk_intake_channel_forget(server->intake, peer->memory.arena);
     if (peer->device.at)
         lk_intake_device_arena_close(server->intake, &peer->device);
-    lk_channel_memory_destroy(&peer->memory);
+    lk_guard_begin();
+    lk_channel_memory_destroy(&peer->memory); /* its bell with what was sent there */
+    lk_guard_end();
     peer->fd = -1;
     peer->state = LK_PEER_FREE;
 }
@@ -60,7 +63,7 @@ void lk_peer_hang_up(struct lk_server *server, struct lk_peer *peer) {
         forget(server, peer);
         return;
     }
-    close(peer->fd);
+    lk_guard_close(peer->fd);
     peer->fd = -1;
     peer->state = LK_PEER_LEAVING;
     lk_log_peer(LK_LOG_INFO, "client %u is gone (%s)", peer->channel, peer_words(peer, words));
@@ -155,7 +158,7 @@ void lk_peer_accept(struct lk_server *server, int fd) {
                                 .data.u32 = (uint32_t)(peer - server->peer)};
     if (peer == end || epoll_ctl(server->epoll, EPOLL_CTL_ADD, fd, &event)) {
         send_refusal(fd, rc ? rc : -EUSERS, rc ? why : "there is no room for one more connection");
-        close(fd);
+        lk_guard_close(fd);
         return;
     }
     *peer =
@@ -468,8 +471,10 @@ void lk_peer_serve(struct lk_server *server, struct lk_peer *peer) {
     for (int i = 0; i < MESSAGES_PER_TURN; i++) {
         if (peer->state != LK_PEER_GREETING && peer->state != LK_PEER_OPEN)
             return;
+        lk_guard_begin();
         int rc =
             lk_wire_receive(peer->fd, &message.head, sizeof(message), NULL, 0, why, sizeof(why));
+        lk_guard_end();
         if (rc == -EAGAIN)
             return;
         if (rc == -EPROTO)

@@ -28,6 +28,7 @@
 
 #include "../shm_protocol/atomics.h"
 #include "assert.h"
+#include "guard.h"
 
 #define EVENTS      64
 #define CLOCK_TICKS 64 /* between two looks at the clock: a microsecond of idle ticks */
@@ -277,12 +278,20 @@ static void disarm(struct lk_intake *intake) {
         lk_ring_daemon_disarm(&served(intake, i)->ring);
 }
 
+static void take_bell(struct lk_intake *intake, struct lk_channel *channel) {
+    lk_guard_begin();
+    bool rung = lk_bell_drain(channel->open.bell);
+    lk_guard_end();
+    if (!rung)
+        lk_unwatch_bell(intake, channel);
+}
+
 static void take_event(struct lk_intake *intake, uint32_t index) {
     eventfd_t ignored;
     if (index == OF_COMMAND)
         eventfd_read(intake->command, &ignored);
-    else if (index < LK_CHANNELS_MAX && !lk_bell_drain(intake->channel[index].open.bell))
-        lk_unwatch_bell(intake, &intake->channel[index]);
+    else if (index < LK_CHANNELS_MAX)
+        take_bell(intake, &intake->channel[index]);
 }
 
 /* -> false: nothing came, it is time to look at fences. */

@@ -44,11 +44,15 @@ void lk_bell_ring(int bell) {
 
 bool lk_bell_drain(int bell) {
     uint8_t bytes[BELL_DRAIN_BYTES];
+    struct iovec part = {.iov_base = bytes, .iov_len = sizeof(bytes)};
+    struct msghdr rung = {.msg_iov = &part, .msg_iovlen = 1}; /* no room for descriptors */
     ssize_t got;
     do
-        got = recv(bell, bytes, sizeof(bytes), MSG_DONTWAIT);
+        got = recvmsg(bell, &rung, MSG_DONTWAIT);
     while (got < 0 && errno == EINTR);
-    return got > 0 || (got < 0 && errno == EAGAIN);
+    if (got > 0)
+        return !(rung.msg_flags & MSG_CTRUNC);
+    return got < 0 && errno == EAGAIN;
 }
 
 /* ---- the client's side ---- */

@@ -47,8 +47,8 @@ int lk_bell_create(int ret[2]);
 /* Never blocks: a bell that is full is being heard already, one without a listener is nobody's
  * loss. */
 void lk_bell_ring(int bell);
-/* Takes what was rung, a bounded amount at a time. -> false: the other side has hung up. Never
- * blocks. */
+/* Takes what was rung, a bounded amount at a time; descriptors that came with it are dropped
+ * unseen. -> false: the other side has hung up, or sent descriptors. Never waits for a ring. */
 bool lk_bell_drain(int bell);
 
 /* ---- the client's side ---- */

@@ -90,9 +90,8 @@ static int check(const struct lk_message *message, size_t got, int flags, size_t
                       message->bytes, got);
     if ((flags & MSG_CTRUNC) || fds > fds_max)
         return refuse(why, why_bytes,
-                      "a message carries %zu descriptors or more, at most %zu are "
-                      "expected",
-                      fds, fds_max);
+                      "a message carries more than %zu descriptors, as many as are expected",
+                      fds_max);
     return 0;
 }
 
@@ -101,10 +100,11 @@ int lk_wire_receive(int socket, struct lk_message *ret, size_t room, int *ret_fd
     union control control;
     int fds[LK_WIRE_FDS_MAX];
     struct iovec part = {.iov_base = ret, .iov_len = room};
-    struct msghdr packet = {.msg_iov = &part,
-                            .msg_iovlen = 1,
-                            .msg_control = control.bytes,
-                            .msg_controllen = sizeof(control.bytes)};
+    struct msghdr packet = {.msg_iov = &part, .msg_iovlen = 1};
+    if (fds_max) { /* else they are dropped unseen: to close one may wait for its maker */
+        packet.msg_control = control.bytes;
+        packet.msg_controllen = sizeof(control.bytes);
+    }
     ssize_t got;
     memset(ret, 0, room);
     do

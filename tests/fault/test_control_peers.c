@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <jansson.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -218,6 +219,66 @@ START_TEST(closes_descriptors_it_did_not_ask_for) {
     ck_assert_int_eq(lk_wire_send(fd, &hello.head, passed, 8), 0);
     struct lk_refused refused = read_refusal(fd);
     assert_has(refused.reason, "descriptors");
+    close(fd);
+    assert_descriptors(before);
+    assert_serves();
+}
+END_TEST
+
+/* A TCP socket that cannot send what it has, and waits a minute for that when it is closed; the
+ * other end stays open in *ret_peer. */
+static int make_lingering(int *ret_peer) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t bytes = sizeof(address);
+    static char text[65536];
+    int listener = socket(AF_INET, SOCK_STREAM, 0), fd = socket(AF_INET, SOCK_STREAM, 0);
+    ck_assert_int_eq(bind(listener, (struct sockaddr *)&address, bytes), 0);
+    ck_assert_int_eq(listen(listener, 1), 0);
+    ck_assert_int_eq(getsockname(listener, (struct sockaddr *)&address, &bytes), 0);
+    ck_assert_int_eq(connect(fd, (struct sockaddr *)&address, bytes), 0);
+    *ret_peer = accept(listener, NULL, NULL);
+    ck_assert_int_ge(*ret_peer, 0);
+    close(listener);
+    while (send(fd, text, sizeof(text), MSG_DONTWAIT) > 0)
+        ;
+    struct linger linger = {.l_onoff = 1, .l_linger = 60};
+    ck_assert_int_eq(setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)), 0);
+    return fd;
+}
+
+/* Sends one to `fd`, the last reference with it, and looks whether anybody is held up. */
+static void send_lingering(int fd) {
+    struct lk_message message;
+    int peer, lingering = make_lingering(&peer);
+    lk_wire_head(&message, 777, sizeof(message));
+    ck_assert_int_eq(lk_wire_send(fd, &message, &lingering, 1), 0);
+    close(lingering);
+    double begun = rig_now();
+    assert_serves();
+    ck_assert_msg(rig_now() - begun < 10, "held up for %.1f s", rig_now() - begun);
+    close(peer);
+}
+
+START_TEST(lingering_sockets_hold_nobody_up) {
+    struct lk_hello hello = good_hello();
+    struct lk_welcome welcome;
+    char why[256];
+    int before = open_descriptors(), fd = rig_connect(&rig), fds[8];
+    ck_assert_int_eq(lk_wire_send(fd, &hello.head, NULL, 0), 0);
+    ck_assert_int_eq(lk_wire_receive(fd, &welcome.head, sizeof(welcome), fds, 8, why, sizeof(why)),
+                     0);
+    send_lingering(fds[3]); /* the bell */
+    send_lingering(fds[3]); /* not heard any more: dropped when the channel goes */
+    send_lingering(fd);
+    read_refusal(fd);
+    assert_serves();
+    for (int i = 0; i < 4; i++)
+        close(fds[i]);
+    close(fd);
+    fd = rig_connect(&rig);
+    ck_assert_int_eq(send(fd, "", 1, MSG_NOSIGNAL), 1);
+    read_refusal(fd);
+    send_lingering(fd); /* never received */
     close(fd);
     assert_descriptors(before);
     assert_serves();
@@ -540,6 +601,7 @@ int main(void) {
                         sizeof(garbage) / sizeof(*garbage));
     tcase_add_test(peers, names_both_versions);
     tcase_add_test(peers, closes_descriptors_it_did_not_ask_for);
+    tcase_add_test(peers, lingering_sockets_hold_nobody_up);
     tcase_add_test(peers, refuses_nonsense_after_the_hello);
     tcase_add_test(peers, a_device_arena_is_refused_on_the_cpu);
     tcase_add_test(peers, a_client_too_many_is_told_the_limit);
