@@ -22,8 +22,8 @@
 #include "server.h"
 #include "start.h"
 
-#define FDS_PER_CHANNEL 8 /* socket, bell, and those on their way to the client */
-#define FDS_SPARE       128
+/* The limit counts those on their way to clients that do not read; fewer are open. */
+#define FDS_SPARE (128 + (LK_PEERS_ASKING + LK_PEERS_ADMIN) * LK_PEER_UNREAD)
 
 struct daemon {
     struct lk_options options;
@@ -44,7 +44,7 @@ static bool writes_to_journal(const struct lk_options *options) {
 
 /* Every client takes descriptors: the soft limit is raised as far as it goes. */
 static void raise_descriptor_limit(const struct lk_config *config) {
-    rlim_t wanted = FDS_SPARE + (rlim_t)config->max_channels * FDS_PER_CHANNEL;
+    rlim_t wanted = FDS_SPARE + (rlim_t)config->max_channels * LK_PEER_UNREAD;
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit))
         return;

@@ -7,9 +7,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/sockios.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -43,9 +45,29 @@ static const char *peer_words(const struct lk_peer *peer, char text[96]) {
 
 /* ---- ends ---- */
 
+/* Whether descriptors lie in the peer's socket. */
+static bool has_unread(struct lk_peer *peer) {
+    int bytes;
+    if (peer->unread && ioctl(peer->fd, SIOCOUTQ, &bytes) == 0 && bytes == 0)
+        peer->unread = 0;
+    return peer->unread > 0;
+}
+
+/* The conversation is over -> whether the socket is closed: kept, it tells when its place is
+ * free. */
+static bool close_socket(struct lk_server *server, struct lk_peer *peer) {
+    if (has_unread(peer)) {
+        epoll_ctl(server->epoll, EPOLL_CTL_DEL, peer->fd, NULL);
+        shutdown(peer->fd, SHUT_RDWR);
+        return false;
+    }
+    lk_guard_close(peer->fd); /* leaves the epoll by itself */
+    peer->fd = -1;
+    return true;
+}
+
 static void forget(struct lk_server *server, struct lk_peer *peer) {
-    if (peer->fd >= 0)
-        lk_guard_close(peer->fd); /* leaves the epoll by itself */
+    bool closed = peer->fd < 0 || close_socket(server, peer);
     if (peer->memory.arena)
         lk_intake_channel_forget(server->intake, peer->memory.arena);
     if (peer->device.at)
@@ -53,8 +75,8 @@ static void forget(struct lk_server *server, struct lk_peer *peer) {
     lk_guard_begin();
     lk_channel_memory_destroy(&peer->memory); /* its bell with what was sent there */
     lk_guard_end();
-    peer->fd = -1;
-    peer->state = LK_PEER_FREE;
+    peer->deadline_ns = lk_now_ns() + LK_UNREAD_LOOK_SECONDS * SECOND_NS;
+    peer->state = closed ? LK_PEER_FREE : LK_PEER_UNREAD_YET;
 }
 
 void lk_peer_hang_up(struct lk_server *server, struct lk_peer *peer) {
@@ -63,8 +85,7 @@ void lk_peer_hang_up(struct lk_server *server, struct lk_peer *peer) {
         forget(server, peer);
         return;
     }
-    lk_guard_close(peer->fd);
-    peer->fd = -1;
+    close_socket(server, peer);
     peer->state = LK_PEER_LEAVING;
     lk_log_peer(LK_LOG_INFO, "client %u is gone (%s)", peer->channel, peer_words(peer, words));
     lk_intake_channel_remove(server->intake, peer->channel);
@@ -266,6 +287,7 @@ static int send_welcome(struct lk_server *server, struct lk_peer *peer, uint16_t
         .boot_epoch = server->boot_epoch,
     };
     lk_wire_head(&welcome.head, LK_MSG_WELCOME, sizeof(welcome));
+    peer->unread += LK_WELCOME_FDS;
     int rc = lk_wire_send(peer->fd, &welcome.head, peer->memory.client_fds, LK_WELCOME_FDS);
     lk_channel_memory_sent(&peer->memory);
     return rc;
@@ -299,11 +321,18 @@ static void greet(struct lk_server *server, struct lk_peer *peer, const struct l
 
 /* ---- questions ---- */
 
+/* Whether one more descriptor may wait for it. */
+static bool may_send(struct lk_peer *peer) {
+    return !has_unread(peer) || peer->unread < LK_PEER_UNREAD;
+}
+
 /* Sends an answer, or hangs up on who does not read. */
 static void answer(struct lk_server *server, struct lk_peer *peer, const struct lk_message *message,
                    int fd) {
-    if (lk_wire_send(peer->fd, message, &fd, fd >= 0))
+    if ((fd >= 0 && !may_send(peer)) || lk_wire_send(peer->fd, message, &fd, fd >= 0))
         lk_peer_hang_up(server, peer);
+    else
+        peer->unread += fd >= 0;
 }
 
 /* "No" is an answer, not the end. */

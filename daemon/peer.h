@@ -4,9 +4,11 @@
  *
  * A refused peer gets its sentence and then time to read it: closing a socket with unread bytes in
  * it would make the kernel report an error to the peer in place of the sentence. One question has
- * one answer: a peer whose answers do not fit into its socket is hung up on, so that nothing is
- * ever queued here. Nothing blocks but making a channel's memory (milliseconds) and questions to
- * intake (microseconds). Control thread.
+ * one answer: a peer whose answers do not fit into its socket is hung up on, as is one that leaves
+ * LK_PEER_UNREAD descriptors in there, so that nothing is ever queued here. A peer that has gone
+ * without reading the descriptors it got keeps its place until it has closed its socket. Nothing
+ * blocks but making a channel's memory (milliseconds) and questions to intake (microseconds).
+ * Control thread.
  */
 #ifndef LK_PEER_H
 #define LK_PEER_H
@@ -24,6 +26,11 @@
 #define LK_PEERS_REFUSED 16u /* reading their refusal; further ones are closed at once */
 #define LK_PEERS_UID     8u  /* of one user who is no administrator, beyond max_channels_per_uid */
 
+/* Descriptors that a peer may leave unread. The kernel counts them against the daemon's limit of
+ * open files, all peers' together: beyond it nobody could be welcomed any more. */
+#define LK_PEER_UNREAD         16u
+#define LK_UNREAD_LOOK_SECONDS 1 /* whether a peer that is gone has read them, or closed */
+
 struct lk_server;
 
 /*
@@ -34,7 +41,8 @@ struct lk_server;
  *         \ allowed    v
  *          +------> REFUSED -------> FREE, once the peer hangs up or a second has passed
  *
- * Whoever only asks verbs stays GREETING.
+ * Whoever only asks verbs stays GREETING. In place of FREE comes UNREAD_YET where descriptors lie
+ * in the peer's socket, until they do no more.
  */
 enum lk_peer_state {
     LK_PEER_FREE,
@@ -42,15 +50,17 @@ enum lk_peer_state {
     LK_PEER_OPEN,
     LK_PEER_REFUSED,
     LK_PEER_LEAVING,
+    LK_PEER_UNREAD_YET,
 };
 
 struct lk_peer {
     enum lk_peer_state state;
-    int fd; /* -1: LEAVING */
+    int fd; /* -1: LEAVING, and nothing unread */
     struct lk_identity who;
     uint32_t channel;     /* OPEN, LEAVING: its id */
+    uint32_t unread;      /* descriptors sent since it was last seen to have read all */
     uint64_t since_ns;    /* CLOCK_MONOTONIC */
-    uint64_t deadline_ns; /* GREETING, REFUSED */
+    uint64_t deadline_ns; /* GREETING, REFUSED, UNREAD_YET */
     char name[LK_NAME_BYTES];
     struct lk_channel_memory memory; /* OPEN, LEAVING */
     struct lk_engine_arena device;   /* likewise; at is NULL: it has none */

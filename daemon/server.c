@@ -267,6 +267,11 @@ static uint64_t earlier(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
+static bool waits(const struct lk_peer *peer) { /* for its deadline */
+    return peer->state == LK_PEER_GREETING || peer->state == LK_PEER_REFUSED ||
+           peer->state == LK_PEER_UNREAD_YET;
+}
+
 /* Does what is due. -> when something is due next */
 static uint64_t keep_time(struct lk_server *server) {
     uint64_t now = lk_now_ns(), next = lk_notify_feed(&server->notify, now, server->intake);
@@ -284,10 +289,9 @@ static uint64_t keep_time(struct lk_server *server) {
         next = earlier(next, server->status_ns);
     for (uint32_t i = 0; i < LK_PEERS_MAX; i++) {
         struct lk_peer *peer = &server->peer[i];
-        bool waits = peer->state == LK_PEER_GREETING || peer->state == LK_PEER_REFUSED;
-        if (waits && now >= peer->deadline_ns)
+        if (waits(peer) && now >= peer->deadline_ns)
             lk_peer_expire(server, peer);
-        if (peer->state == LK_PEER_GREETING || peer->state == LK_PEER_REFUSED)
+        if (waits(peer))
             next = earlier(next, peer->deadline_ns);
     }
     return next;

@@ -249,10 +249,13 @@ static int make_lingering(int *ret_peer) {
 /* Sends one to `fd`, the last reference with it, and looks whether anybody is held up. */
 static void send_lingering(int fd) {
     struct lk_message message;
-    int peer, lingering = make_lingering(&peer);
+    int status, peer, lingering = make_lingering(&peer);
     lk_wire_head(&message, 777, sizeof(message));
+    kill(rig.pid, SIGSTOP); /* else it may drop its reference first, and ours is the last */
+    ck_assert_int_eq(waitpid(rig.pid, &status, WUNTRACED), rig.pid);
     ck_assert_int_eq(lk_wire_send(fd, &message, &lingering, 1), 0);
     close(lingering);
+    kill(rig.pid, SIGCONT);
     double begun = rig_now();
     assert_serves();
     ck_assert_msg(rig_now() - begun < 10, "held up for %.1f s", rig_now() - begun);
@@ -444,6 +447,47 @@ START_TEST(a_peer_that_does_not_read_is_hung_up_on) {
 }
 END_TEST
 
+/* Descriptors in sockets that nobody reads count against the daemon's limit of open files. */
+START_TEST(descriptors_left_unread_have_a_limit) {
+    struct lk_msg_pool_map ask = {.index = 0};
+    struct lk_hello hello = good_hello();
+    union {
+        struct lk_message head;
+        struct lk_welcome welcome;
+        struct lk_msg_pool_mapped mapped;
+    } answer;
+    char why[256];
+    int before = open_descriptors(), fd = rig_connect(&rig), fds[8], got = 0;
+    lk_wire_head(&ask.head, LK_MSG_POOL_MAP, sizeof(ask));
+    ck_assert_int_eq(lk_wire_send(fd, &hello.head, NULL, 0), 0);
+    for (int i = 0; i < 100 && send(fd, &ask, sizeof(ask), MSG_NOSIGNAL) > 0; i++)
+        ;
+    for (int i = 0; i < 300 && send(fd, &ask, sizeof(ask), MSG_NOSIGNAL) > 0; i++)
+        rig_sleep(0.01); /* until it is hung up on */
+    assert_serves();
+    ck_assert_int_gt(open_descriptors(), before); /* what it has not read keeps its place */
+    while (lk_wire_receive(fd, &answer.head, sizeof(answer), fds, 8, why, sizeof(why)) == 0)
+        for (int i = 0; i < 8; i++)
+            if (fds[i] >= 0) {
+                got++;
+                close(fds[i]);
+            }
+    ck_assert_int_gt(got, 4);
+    ck_assert_int_le(got, 16);
+    assert_descriptors(before);
+    close(fd);
+    fd = rig_connect(&rig); /* and one that leaves at once */
+    ck_assert_int_eq(lk_wire_send(fd, &hello.head, NULL, 0), 0);
+    ck_assert_int_eq(shutdown(fd, SHUT_WR), 0);
+    ck_assert(rig_logs(&rig, "is gone (peer", 5));
+    rig_sleep(0.1);
+    ck_assert_int_gt(open_descriptors(), before);
+    close(fd);
+    assert_descriptors(before);
+    assert_serves();
+}
+END_TEST
+
 /* ---- strangers ---- */
 
 /* Runs f in a child that is uid 65534 with the groups; its exit code. */
@@ -608,6 +652,7 @@ int main(void) {
     tcase_add_test(peers, half_open_connections_have_a_limit);
     tcase_add_test(peers, a_silent_peer_is_hung_up_on);
     tcase_add_test(peers, a_peer_that_does_not_read_is_hung_up_on);
+    tcase_add_test(peers, descriptors_left_unread_have_a_limit);
     tcase_add_test(peers, answers_about_pools);
     tcase_add_test(peers, an_unknown_verb_is_named);
     tcase_add_test(peers, names_are_made_harmless);
