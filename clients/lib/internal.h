@@ -36,6 +36,7 @@
 
 struct lk_flight {
     uint64_t user_data;
+    bool flies;        /* submitted, not completed yet */
     struct lk_cqe cqe; /* of a landed one */
 };
 

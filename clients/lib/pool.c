@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "../../shm_protocol/wire.h"
@@ -67,6 +68,12 @@ static int map_pool(struct locks *l, uint32_t index, struct lk_client_map *ret) 
     int r = lk_client_ask(l, &ask.head, LK_MSG_POOL_MAPPED, &m.head, sizeof(m), &fd);
     if (r)
         return r;
+    struct stat file;
+    if (fd >= 0 && fstat(fd, &file) == 0 && (uint64_t)file.st_size < m.bytes) {
+        close(fd);
+        return lk_client_fail(l, -EPROTO, "the pages of pool %u have %lld bytes, not %llu", index,
+                              (long long)file.st_size, (unsigned long long)m.bytes);
+    }
     void *pages = mmap(NULL, m.bytes, PROT_READ, MAP_SHARED, fd, 0);
     r = pages == MAP_FAILED ? -errno : 0;
     if (fd >= 0)

@@ -32,6 +32,7 @@ int lk_client_reserve(struct locks *locks, uint16_t op, uint32_t desc_bytes, uin
                               lk_client_op_name(op), desc_bytes, LK_DESCRIPTOR_BYTES_MAX);
     uint32_t flight = locks->free_flights[--locks->free_count];
     locks->flights[flight].user_data = user_data;
+    locks->flights[flight].flies = true;
     sqe->op = op;
     sqe->user_data = flight;
     *ret_flight = flight;
@@ -40,6 +41,7 @@ int lk_client_reserve(struct locks *locks, uint16_t op, uint32_t desc_bytes, uin
 }
 
 void lk_client_abandon(struct locks *locks, uint32_t flight) {
+    locks->flights[flight].flies = false;
     locks->free_flights[locks->free_count++] = flight;
 }
 

@@ -83,8 +83,9 @@ static const struct lk_cqe *sleep_for_it(struct locks *l, uint64_t deadline) {
     return cqe ? cqe : lk_ring_client_peek(&l->ring);
 }
 
-/* The next completion, still in the ring; its user_data is the number of a flight. */
-static int next(struct locks *l, uint64_t deadline, const struct lk_cqe **ret) {
+/* A copy of the next completion, which is still in the ring; its user_data is the number of a
+ * flight that flies. The ring is the daemon's to write, so nothing is read there twice. */
+static int next(struct locks *l, uint64_t deadline, struct lk_cqe *ret) {
     if (l->armed)
         wake_up(l);
     const struct lk_cqe *cqe = spin(l, deadline);
@@ -93,12 +94,14 @@ static int next(struct locks *l, uint64_t deadline, const struct lk_cqe **ret) {
     if (!cqe)
         return l->dead ? lk_client_gone(l)
                        : lk_client_fail(l, -ETIMEDOUT, "no completion came in time");
-    if (cqe->user_data >= l->flight_count) {
+    *ret = *cqe;
+    if (ret->user_data >= l->flight_count || !l->flights[ret->user_data].flies) {
         l->dead = true;
-        return lk_client_fail(l, -EPROTO, "the daemon completed submission %llu of %u",
-                              (unsigned long long)cqe->user_data, l->flight_count);
+        return lk_client_fail(l, -EPROTO, "the daemon completed submission %llu of %u, %s",
+                              (unsigned long long)ret->user_data, l->flight_count,
+                              ret->user_data < l->flight_count ? "which is none" : "beyond them");
     }
-    *ret = cqe;
+    l->flights[ret->user_data].flies = false;
     return 0;
 }
 
@@ -111,10 +114,10 @@ static void keep(struct locks *l, const struct lk_cqe *cqe) {
 }
 
 int lk_client_land(struct locks *locks) {
-    const struct lk_cqe *cqe = NULL;
+    struct lk_cqe cqe;
     int r = next(locks, FOREVER, &cqe);
     if (!r)
-        keep(locks, cqe);
+        keep(locks, &cqe);
     return r;
 }
 
@@ -131,17 +134,16 @@ static int status(struct locks *l, const struct lk_cqe *cqe) {
 }
 
 int lk_client_complete(struct locks *locks, uint32_t flight, uint64_t *ret_value) {
-    const struct lk_cqe *cqe = NULL;
+    struct lk_cqe cqe;
     int r;
-    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): next() is 0 only with one found */
-    while (!(r = next(locks, FOREVER, &cqe)) && cqe->user_data != flight)
-        keep(locks, cqe);
+    while (!(r = next(locks, FOREVER, &cqe)) && cqe.user_data != flight)
+        keep(locks, &cqe);
     if (r)
         return r;
-    if (cqe->status)
-        r = status(locks, cqe);
+    if (cqe.status)
+        r = status(locks, &cqe);
     else if (ret_value)
-        *ret_value = cqe->value;
+        *ret_value = cqe.value;
     locks->free_flights[locks->free_count++] = flight;
     advance(locks);
     return r;
@@ -170,12 +172,11 @@ static bool hand_out_kept(struct locks *l, struct locks_completion *ret) {
 }
 
 static int wait_until(struct locks *l, uint64_t deadline, struct locks_completion *ret) {
-    const struct lk_cqe *cqe = NULL;
+    struct lk_cqe cqe;
     int r = next(l, deadline, &cqe);
     if (r)
         return r;
-    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): as above */
-    hand_out(l, (uint32_t)cqe->user_data, cqe, ret);
+    hand_out(l, (uint32_t)cqe.user_data, &cqe, ret);
     advance(l);
     return 0;
 }

@@ -35,6 +35,7 @@ enum manner {
     SILENT,    /* take and never answer */
     DEAF,      /* do not even take */
     DIE,       /* hang up at the first submission */
+    TWICE,     /* complete each submission a second time, at once */
 };
 
 struct fake {
@@ -45,6 +46,7 @@ struct fake {
     const char *refuse; /* instead of a welcome */
     uint16_t major, minor;
     uint32_t fences; /* of its device arenas */
+    off_t map_bytes; /* that there are of the 4096 of a pool */
     atomic_bool stop;
     bool served; /* the ring is up */
     struct lk_channel_memory memory;
@@ -122,7 +124,7 @@ static int text_file(const char *text) {
 static void answer_map(struct fake *f) {
     struct lk_msg_pool_mapped m = {.bytes = 4096, .page_bytes = 256, .layer_bytes = 2048};
     int fd = text_file("pages");
-    ck_assert_int_eq(ftruncate(fd, 4096), 0);
+    ck_assert_int_eq(ftruncate(fd, f->map_bytes), 0);
     lk_wire_head(&m.head, LK_MSG_POOL_MAPPED, sizeof(m));
     lk_wire_send(f->socket, &m.head, &fd, 1);
     close(fd);
@@ -222,6 +224,8 @@ static void take_entry(struct fake *f) {
         f->held_count %= 4;
     } else if (f->manner != SILENT) {
         answer_entry(f, &sqe);
+        if (f->manner == TWICE)
+            answer_entry(f, &sqe);
     }
 }
 
@@ -265,6 +269,7 @@ static void start(void) {
     fake.major = LK_ABI_MAJOR;
     fake.minor = LK_ABI_MINOR;
     fake.fences = LK_DEVICE_FENCES;
+    fake.map_bytes = 4096;
     fake.memory.bell = -1;
     pthread_mutex_init(&fake.lock, NULL);
     snprintf(fake.folder, sizeof(fake.folder), "/tmp/liblocks-test-XXXXXX");
@@ -354,6 +359,34 @@ START_TEST(pools) {
     ck_assert_str_eq(pages, "pages");
     ck_assert_uint_eq(layer_bytes, 2048);
     ck_assert_int_eq(locks_pool_map(l, 5, &pages, &layer_bytes, &page_bytes), -ESRCH);
+}
+END_TEST
+
+START_TEST(a_pool_shorter_than_it_is_said_to_be) {
+    const void *pages;
+    uint64_t layer_bytes, page_bytes;
+    fake.map_bytes = 4095;
+    open_as(ANSWER, 0);
+    ck_assert_int_eq(locks_pool_map(l, 0, &pages, &layer_bytes, &page_bytes), -EPROTO);
+    expect_error("the pages of pool 0 have 4095 bytes, not 4096");
+}
+END_TEST
+
+/* A flight that is free does not become free again: the stack of free ones has room for each
+ * once. */
+START_TEST(a_completion_too_many) {
+    struct locks_completion done;
+    locks_handle handle;
+    int r = -EAGAIN;
+    open_as(TWICE, 0);
+    ck_assert_int_eq(locks_sequence_create(l, 0, &handle), 0);
+    for (int i = 0; i < 1000 && r == -EAGAIN; i++) {
+        r = locks_try(l, &done);
+        usleep(1000);
+    }
+    ck_assert_int_eq(r, -EPROTO);
+    expect_error("the daemon completed submission");
+    ck_assert_int_eq(locks_sequence_create(l, 0, &handle), -ECONNRESET);
 }
 END_TEST
 
@@ -767,6 +800,8 @@ int main(void) {
     tcase_add_test(tc, refusals_of_the_daemon);
     tcase_add_test(tc, objects_and_lists);
     tcase_add_test(tc, blocking_and_waiting_mix);
+    tcase_add_test(tc, a_pool_shorter_than_it_is_said_to_be);
+    tcase_add_test(tc, a_completion_too_many);
     tcase_add_test(tc, a_full_ring_is_said);
     tcase_add_test(tc, unread_completions_are_kept);
     tcase_add_test(tc, event_loops);
