@@ -16,6 +16,10 @@
 /* 64 pages: a sequence's scan streams through 64 records of a plane before it may jump. */
 #define LK_EXTENT_QUADS 16
 
+/* Entries of lists and tables that are handled in a tick, before its batch is launched: some tenths
+ * of a millisecond. The rest waits for the next one. */
+#define LK_CHORES_PER_TICK 32768
+
 /* Submissions of a channel out of its ring and not yet answered: what two batches and the next one
  * can use of a client that sends a layer at a time. The rest waits in the ring. */
 #define LK_QUEUE_SUBMISSIONS 32

@@ -66,6 +66,9 @@ struct lk_intake {
     struct lk_signal *signals; /* [LK_SIGNALS_MAX], to be raised when this tick has launched */
     uint32_t signal_count;
 
+    uint64_t chores; /* entries of lists and tables handled in this tick */
+    bool unfinished; /* there are more: the next tick follows at once */
+
     bool draining;
     uint64_t now_ns; /* the last look at the clock: a microsecond or less ago */
     uint64_t heartbeat_ns;
@@ -86,7 +89,8 @@ struct lk_intake {
 /* What became of the head of a queue. */
 enum lk_run {
     LK_RUN_STARTED, /* it left the queue */
-    LK_RUN_WAIT,    /* nothing more can be done for it before a batch is launched or done */
+    LK_RUN_WAIT,    /* nothing more can be done for it before a batch is launched or done, or in
+                       this tick */
     LK_RUN_TURN,    /* it has had its turn; more can be done */
 };
 
@@ -142,6 +146,16 @@ enum lk_run lk_run_attend_table(struct lk_intake *intake, struct lk_submission *
 enum lk_run lk_run_tables(struct lk_intake *intake, struct lk_submission *submission);
 enum lk_run lk_run_copy_pages(struct lk_intake *intake, struct lk_submission *submission);
 enum lk_run lk_run_invalidate(struct lk_intake *intake, struct lk_submission *submission);
+
+/* Entries of a list or table are about to be handled -> false: not in this tick. */
+static inline bool lk_chore(struct lk_intake *intake, uint64_t entries) {
+    if (intake->chores >= LK_CHORES_PER_TICK) {
+        intake->unfinished = true;
+        return false;
+    }
+    intake->chores += entries;
+    return true;
+}
 
 /* ---- step.c ---- */
 /* A row as kernels take it, from a checked descriptor; length: tokens the last query attends. */

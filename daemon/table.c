@@ -33,12 +33,15 @@ enum lk_run lk_run_tables(struct lk_intake *intake, struct lk_submission *s) {
     if (set->in_flight)
         return LK_RUN_WAIT;
     set->rows = 0;
-    for (uint32_t i = 0; i < desc->rows; i++)
-        if (lk_lease_table_set(lease, desc->set, i, &lk_tables_rows(desc)[i],
-                               s->channel->open.arena, &refusal)) {
+    for (uint32_t i; (i = s->next_row) < desc->rows; s->next_row++) {
+        const struct lk_table_desc *table = &lk_tables_rows(desc)[i];
+        if (!lk_chore(intake, table->pages))
+            return LK_RUN_WAIT;
+        if (lk_lease_table_set(lease, desc->set, i, table, s->channel->open.arena, &refusal)) {
             refusal.row = i;
             return lk_refuse(intake, s, &refusal);
         }
+    }
     set->rows = desc->rows;
     return lk_answer(intake, s, 0);
 }
@@ -67,8 +70,25 @@ static enum lk_reason attend_unfit(struct lk_intake *intake, const struct lk_sub
         reason = lk_lease_unfit(lease, desc, ret);
     if (reason)
         return reason;
+    intake->chores += lease->set[desc->table_set].table[desc->table_row].pages;
     fill_table_row(s, index, lease, &row);
     return lk_row_too_large(intake, &row, ret);
+}
+
+/* Nothing that rows are checked against changes while the submission is the head of its queue. ->
+ * WAIT: more are to be checked in the next tick; STARTED: it is refused. */
+static enum lk_run check_attend(struct lk_intake *intake, struct lk_submission *s) {
+    struct lk_refusal refusal;
+    for (; s->checked < s->desc->step.rows; s->checked++) {
+        if (!lk_chore(intake, 1))
+            return LK_RUN_WAIT;
+        if (attend_unfit(intake, s, s->checked, &refusal)) {
+            refusal.row = s->checked;
+            return lk_refuse(intake, s, &refusal);
+        }
+    }
+    s->started = true;
+    return LK_RUN_TURN;
 }
 
 /* Places the next part of the submission's next row. */
@@ -98,17 +118,12 @@ static bool place_attend(struct lk_intake *intake, struct lk_work *work, struct 
 }
 
 enum lk_run lk_run_attend_table(struct lk_intake *intake, struct lk_submission *s) {
-    uint32_t rows = s->desc->step.rows;
-    struct lk_refusal refusal;
-    for (uint32_t i = 0; i < rows && !s->started; i++)
-        if (attend_unfit(intake, s, i, &refusal)) {
-            refusal.row = i;
-            return lk_refuse(intake, s, &refusal);
-        }
-    s->started = true;
-    if (rows == 0)
+    enum lk_run run = s->started ? LK_RUN_TURN : check_attend(intake, s);
+    if (run != LK_RUN_TURN)
+        return run;
+    if (s->desc->step.rows == 0)
         return lk_answer(intake, s, 0);
-    enum lk_run run = lk_place_rows(intake, s, place_attend);
+    run = lk_place_rows(intake, s, place_attend);
     if (run != LK_RUN_STARTED)
         return run;
     return lk_started(intake, s);
@@ -178,12 +193,13 @@ enum lk_run lk_run_write(struct lk_intake *intake, struct lk_submission *s) {
 
 /* ---- lists ---- */
 
-/* The list is the submission's until it leaves the queue. -> false: another has it. */
+/* The list is the submission's until it leaves the queue. -> false: another has it, or not in this
+ * tick. */
 static bool take_list(struct lk_intake *intake, struct lk_submission *s, uint32_t words) {
     const uint32_t *from = (const uint32_t *)(s->channel->open.arena + s->desc->object.list);
     if (intake->list_owner == s)
         return true;
-    if (intake->list_owner)
+    if (intake->list_owner || !lk_chore(intake, words))
         return false;
     intake->list_owner = s;
     for (uint32_t i = 0; i < words; i++)
@@ -234,23 +250,34 @@ enum lk_run lk_run_copy_pages(struct lk_intake *intake, struct lk_submission *s)
     return place_copies(intake, work, s, lease) ? lk_started(intake, s) : LK_RUN_WAIT;
 }
 
+/* Ids are read again when their turn comes, in place of holding the list that is all clients':
+ * whoever changes them meanwhile has others of its own pages invalidated, or none. */
 enum lk_run lk_run_invalidate(struct lk_intake *intake, struct lk_submission *s) {
     const struct lk_object_desc *desc = &s->desc->object;
+    const uint32_t *ids = (const uint32_t *)(s->channel->open.arena + desc->list);
     struct lk_refusal refusal;
     struct lk_lease *lease;
     if (lk_find_lease(intake, s->channel, desc->handle, UINT32_MAX, &lease, &refusal))
         return lk_refuse(intake, s, &refusal);
-    if (!take_list(intake, s, desc->count))
+    if (!s->started && !lk_chore(intake, desc->count))
         return LK_RUN_WAIT;
-    for (uint32_t i = 0; i < desc->count; i++)
-        if (intake->list[i] >= lease->pages) {
+    for (uint32_t i = 0; i < desc->count && !s->started; i++) {
+        uint32_t id = __atomic_load_n(&ids[i], __ATOMIC_RELAXED);
+        if (id >= lease->pages) {
             refusal = (struct lk_refusal){.reason = LK_REASON_TABLE_PAGE,
                                           .row = LK_ROW_WHOLE,
-                                          .value = intake->list[i],
+                                          .value = id,
                                           .limit = lease->pages};
             return lk_refuse(intake, s, &refusal);
         }
-    for (uint32_t i = 0; i < desc->count; i++)
-        lk_lease_invalidate(lease, intake->list[i]);
+    }
+    s->started = true;
+    for (; s->next_row < desc->count; s->next_row++) {
+        uint32_t id = __atomic_load_n(&ids[s->next_row], __ATOMIC_RELAXED);
+        if (!lk_chore(intake, lease->pool->view.geometry.layers))
+            return LK_RUN_WAIT;
+        if (id < lease->pages)
+            lk_lease_invalidate(lease, id);
+    }
     return lk_answer(intake, s, 0);
 }

@@ -141,6 +141,8 @@ static bool run_turn(struct lk_intake *intake, struct lk_channel *channel) {
 
 static void run_queues(struct lk_intake *intake) {
     bool more = true;
+    intake->chores = 0;
+    intake->unfinished = false;
     while (more) {
         more = false;
         for (uint32_t i = 0; i < intake->channels; i++)
@@ -343,7 +345,7 @@ static void *run_thread(void *argument) {
     bool again = false;
     for (uint32_t ticks = 1; !stopping(intake); ticks++) {
         bool busy = tick(intake, again);
-        again = run_call(intake);
+        again = run_call(intake) | intake->unfinished;
         if (ticks % CLOCK_TICKS == 0 || spin_ns == 0)
             intake->now_ns = lk_intake_now_ns();
         if (busy || again) {

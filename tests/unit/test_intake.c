@@ -203,6 +203,37 @@ END_TEST
 
 /* Pages that a row closes are summarised before the next row of the layer is scored, in whatever
  * batches they run. */
+/* A tick handles a bounded number of entries of lists and tables: whoever else has work is served
+ * in between. */
+START_TEST(long_lists_let_others_through) {
+    enum { LISTS = 16, PAGES = 256 };
+    struct {
+        struct lk_tables_desc head;
+        struct lk_table_desc table[LK_ROWS_MAX];
+    } tables = {.head = {.rows = LK_ROWS_MAX}};
+    uint64_t lease = tables.head.handle = inlet_lease(&client, PAGES);
+    uint32_t *list = inlet_alloc(&client, LK_LIST_MAX * sizeof(*list));
+    struct lk_object_desc o = {
+        .handle = lease, .list = inlet_offset(&client, list), .count = LK_LIST_MAX};
+    for (uint32_t i = 0; i < LK_LIST_MAX; i++)
+        list[i] = i % PAGES;
+    uint64_t ticks = inlet_status(&inlet).ticks;
+    for (uint32_t i = 0; i < LISTS; i++)
+        ck_assert(inlet_submit(&client, LK_OP_INVALIDATE, &o, sizeof(o), i));
+    for (uint32_t i = 0; i < LISTS; i++)
+        inlet_must(inlet_wait(&client));
+    uint64_t entries = 2 * LISTS * (uint64_t)LK_LIST_MAX; /* at two layers */
+    ck_assert_uint_ge(inlet_status(&inlet).ticks - ticks, entries / LK_CHORES_PER_TICK);
+    for (uint32_t i = 0; i < LK_ROWS_MAX; i++)
+        tables.table[i] =
+            (struct lk_table_desc){.table = o.list, .length = PAGES * 16, .pages = PAGES};
+    ticks = inlet_status(&inlet).ticks;
+    inlet_must(inlet_do(&client, LK_OP_TABLES, &tables, sizeof(tables)));
+    entries = LK_ROWS_MAX * PAGES;
+    ck_assert_uint_ge(inlet_status(&inlet).ticks - ticks, entries / LK_CHORES_PER_TICK);
+}
+END_TEST
+
 START_TEST(rows_of_a_step_see_summaries) {
     uint64_t whole = inlet_create(&client), parts = inlet_create(&client);
     struct lk_head_result *result = inlet_alloc(&client, 4 * sizeof(*result));
@@ -706,6 +737,7 @@ int main(void) {
     tcase_add_test(tcase, ragged_batches);
     tcase_add_test(tcase, rows_of_a_layer_follow_each_other);
     tcase_add_test(tcase, long_rows_let_others_through);
+    tcase_add_test(tcase, long_lists_let_others_through);
     tcase_add_test(tcase, rows_of_a_step_see_summaries);
     tcase_add_test(tcase, positions_are_refused);
     tcase_add_test(tcase, one_bad_row_refuses_the_step);
