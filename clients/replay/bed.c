@@ -151,7 +151,7 @@ static int choose_pool(const struct replay_options *o, const struct replay_trace
 
 int replay_bed_open(const struct replay_options *options, const struct replay_trace *trace,
                     struct replay_bed *ret, char *why) {
-    struct replay_bed bed = {.daemon = {.notify = -1}};
+    struct replay_bed bed = {0};
     int rc = options->socket ? 0 : start_daemon(options, trace, &bed, why);
     if (rc)
         return rc;
