@@ -88,6 +88,20 @@ void lk_fill_row(const struct lk_submission *s, uint32_t index, const struct lk_
     fill_selection(&s->desc->step, pool, ret);
 }
 
+/* The most that any part takes: it is not the whole's, nor the longest part's, of needs. */
+static uint64_t row_workspace(enum lk_device device, const struct lk_row *row) {
+    struct lk_row part;
+    if (row->tokens <= 1)
+        return lk_engine_row_workspace(device, row);
+    uint64_t most = 0;
+    for (uint32_t from = 0; from < row->tokens;) {
+        from += lk_row_part(device, row, from, &part);
+        uint64_t bytes = lk_engine_row_workspace(device, &part);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 enum lk_reason lk_row_too_large(const struct lk_intake *intake, const struct lk_row *row,
                                 struct lk_refusal *ret) {
     uint64_t page_tokens = row->pool->geometry.page_tokens;
@@ -97,7 +111,7 @@ enum lk_reason lk_row_too_large(const struct lk_intake *intake, const struct lk_
         return found(ret, LK_REASON_BUDGET_DEVICE, row->budget_tokens, budget);
     if (row->length > longest)
         return found(ret, LK_REASON_LENGTH_DEVICE, row->length, longest);
-    uint64_t bytes = lk_engine_row_workspace(intake->device, row);
+    uint64_t bytes = row_workspace(intake->device, row);
     if (bytes > intake->workspace_bytes)
         return found(ret, LK_REASON_WORKSPACE, bytes, intake->workspace_bytes);
     return LK_REASON_NONE;
@@ -132,6 +146,7 @@ uint32_t lk_row_part(enum lk_device device, const struct lk_row *whole, uint32_t
     *ret = *whole;
     if (whole->tokens <= 1)
         return whole->tokens ? whole->tokens : whole->append;
+    LK_ASSERT(whole->tokens <= whole->length);
     uint32_t tokens = part_tokens(device, whole, from);
     ret->length = whole->length - whole->tokens + from + tokens;
     ret->tokens = tokens;

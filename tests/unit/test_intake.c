@@ -420,6 +420,20 @@ START_TEST(lengths_and_rows_have_limits) {
 }
 END_TEST
 
+/* A long row goes in parts, and a part may take workspace where the whole would take none. */
+START_TEST(a_row_whose_part_fits_no_batch_is_refused) {
+    const uint32_t tokens = 4000;
+    config.workspace_bytes = 1;
+    reopen();
+    uint64_t a = inlet_create(&client);
+    ck_assert_uint_eq(row_bytes(tokens, tokens, tokens), 0);
+    inlet_step(&step);
+    inlet_give_q(&client, inlet_row(&step, a, 0, 0, tokens), 1);
+    inlet_give_kv(&client, &step.row[0], ids);
+    ck_assert_int_eq(run_step(&client, LK_OP_DECODE).reason, LK_REASON_WORKSPACE);
+}
+END_TEST
+
 START_TEST(draining_makes_nothing_new) {
     uint64_t a = inlet_create(&client);
     lk_intake_drain(inlet.intake, true);
@@ -745,6 +759,7 @@ int main(void) {
     tcase_add_test(tcase, pools_do_not_mix);
     tcase_add_test(tcase, quotas_are_kept);
     tcase_add_test(tcase, lengths_and_rows_have_limits);
+    tcase_add_test(tcase, a_row_whose_part_fits_no_batch_is_refused);
     tcase_add_test(tcase, draining_makes_nothing_new);
     tcase_add_test(tcase, a_barrier_waits_for_all_before);
     tcase_add_test(tcase, indices_wrap);
