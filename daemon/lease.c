@@ -201,10 +201,10 @@ enum lk_reason lk_lease_unfit(const struct lk_lease *lease, const struct lk_row_
     if (desc->table_row >= set->rows)
         return found(ret, LK_REASON_TABLE_ROW, desc->table_row, set->rows);
     uint64_t length = set->table[desc->table_row].length;
+    if (desc->tokens > length && desc->tokens > 1) /* one query may see nothing */
+        return found(ret, LK_REASON_TABLE_TOKENS, desc->tokens, length);
     if (length == 0)
         return LK_REASON_NONE;
-    if (desc->tokens > length)
-        return found(ret, LK_REASON_TABLE_TOKENS, desc->tokens, length);
     const uint32_t *table = table_of(lease, desc->table_set, desc->table_row);
     const uint8_t *marks = lease->pool->marks + lk_pool_page_at(lease->pool, desc->layer, 0);
     uint64_t complete = complete_pages(lease, length);

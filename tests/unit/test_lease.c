@@ -193,6 +193,10 @@ START_TEST(tables_are_checked) {
         ck_assert(agrees(0, t, out, ids, t + 1));
     inlet_must(set_table(0, (uint32_t[]){0}, 0, 0)); /* no tokens: zeros */
     attends(0, 0, ids, 0);
+    inlet_step(&step);
+    add_attend(0, 0, 486);
+    inlet_refused(inlet_do(&client, LK_OP_ATTEND_TABLE, &step, inlet_step_bytes(&step)),
+                  LK_REASON_TABLE_TOKENS, 486, 0, 0);
 }
 END_TEST
 
