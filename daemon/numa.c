@@ -51,27 +51,37 @@ static int prefer_memory(int32_t node) {
     return set_mempolicy(MPOL_PREFERRED, mask, 1024) ? -errno : 0;
 }
 
-static void add_words(struct lk_placement *placement, const char *what, int32_t node, int error) {
+/* why: NULL where it is bound */
+static void add_words(struct lk_placement *placement, const char *what, int32_t node,
+                      const char *why) {
     size_t length = strlen(placement->words);
     char *end = placement->words + length;
     size_t room = sizeof(placement->words) - length;
-    if (error)
+    if (why)
         snprintf(end, room, "%s%s could not be bound to node %d: %s", length ? "; " : "", what,
-                 node, strerror(-error));
+                 node, why);
     else
         snprintf(end, room, "%s%s bound to node %d", length ? "; " : "", what, node);
 }
 
+/* What the kernel calls an invalid argument is a node that is not among those with memory, or not
+ * among those of the process's cpuset. */
 static void bind_node(struct lk_placement *placement, int32_t node) {
     cpu_set_t set;
     int cpus[LK_CPUS_MAX];
-    uint32_t count = usable_cpus(node, &set, cpus);
-    int threads = count == 0 ? -ENODEV : sched_setaffinity(0, sizeof(set), &set) ? -errno : 0;
-    int memory = prefer_memory(node);
-    placement->threads_bound = !threads;
-    placement->memory_bound = !memory;
-    add_words(placement, "threads", node, threads);
-    add_words(placement, "memory", node, memory);
+    const char *why = NULL;
+    if (usable_cpus(node, &set, cpus) == 0)
+        why = "none of its processors may be used";
+    else if (sched_setaffinity(0, sizeof(set), &set))
+        why = strerror(errno);
+    placement->threads_bound = !why;
+    add_words(placement, "threads", node, why);
+    int rc = prefer_memory(node);
+    placement->memory_bound = !rc;
+    add_words(placement, "memory", node,
+              rc == -EINVAL ? "it has none, or none that may be used"
+              : rc          ? strerror(-rc)
+                            : NULL);
 }
 
 void lk_numa_place(const struct lk_config *config, struct lk_placement *ret) {
