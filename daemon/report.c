@@ -63,9 +63,11 @@ void lk_report_start(const struct lk_server *server, uint64_t took_ns) {
         bool bound = server->placement->threads_bound && server->placement->memory_bound;
         lk_log(bound ? LK_LOG_INFO : LK_LOG_WARNING, "%s", server->placement->words);
     }
-    if (server->memory->on_node >= 0)
-        lk_log(LK_LOG_INFO, "    %d %% of pool memory lies on node %d", server->memory->on_node,
-               server->placement->node);
+    int on_node = server->memory->on_node;
+    if (on_node >= 0)
+        lk_log(on_node < 100 ? LK_LOG_WARNING : LK_LOG_INFO,
+               "    %d %% of pool memory lies on node %d%s", on_node, server->placement->node,
+               on_node < 100 ? ", which had no more: lower memory of a pool" : "");
     if (server->memory->locked)
         lk_log(LK_LOG_INFO, "pool memory is locked");
     if (*server->memory->words)
