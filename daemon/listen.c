@@ -17,10 +17,12 @@
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
+#include "../shm_protocol/wire.h"
 #include "guard.h"
 
 #define BACKLOG           128
-#define FOLDER_LOCK_TRIES 100 /* of 10 ms: another daemon's look-and-bind takes less than one */
+#define TURNED_AWAY_MAX   1024 /* who knocks on and on does not keep the daemon */
+#define FOLDER_LOCK_TRIES 100  /* of 10 ms: another daemon's look-and-bind takes less than one */
 
 static int take_passed(int count, struct lk_listener *ret, char *why, size_t bytes) {
     struct sockaddr_un address = {0};
@@ -142,4 +144,31 @@ void lk_listener_close(struct lk_listener *listener) {
         unlink(listener->path);
     lk_guard_close(listener->fd); /* with it who waited, and what they had sent */
     listener->fd = -1;
+}
+
+static void turn_away(int fd) {
+    char hello[LK_WIRE_BYTES_MAX];
+    struct lk_refused refused = {
+        .error = -ECONNREFUSED, .major = LK_ABI_MAJOR, .minor = LK_ABI_MINOR};
+    lk_wire_head(&refused.head, LK_MSG_REFUSED, sizeof(refused));
+    snprintf(refused.reason, sizeof(refused.reason), "locksd cannot start: its log says why");
+    lk_guard_begin();
+    (void)!recv(fd, hello, sizeof(hello), MSG_DONTWAIT); /* left unread it voids the answer */
+    lk_guard_end();
+    lk_wire_send(fd, &refused.head, NULL, 0);
+    lk_guard_close(fd);
+}
+
+void lk_listener_turn_away(const struct lk_listener *listener) {
+    int fd = listener ? listener->fd : SD_LISTEN_FDS_START;
+    bool passed = listener
+                      ? listener->passed
+                      : sd_listen_fds(0) == 1 && sd_is_socket(fd, AF_UNIX, SOCK_SEQPACKET, 1) > 0 &&
+                            fcntl(fd, F_SETFL, O_NONBLOCK) == 0;
+    for (int i = 0; passed && i < TURNED_AWAY_MAX; i++) {
+        int peer = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (peer < 0)
+            return;
+        turn_away(peer);
+    }
 }

@@ -29,4 +29,9 @@ struct lk_listener {
 int lk_listener_open(const char *path, struct lk_listener *ret, char *why, size_t why_bytes);
 void lk_listener_close(struct lk_listener *listener);
 
+/* Refuses all who wait at the socket that systemd passed, if it did; NULL: it was not opened yet.
+ * For a start that fails and would fail again: whoever waits on makes systemd start the daemon over
+ * and over. */
+void lk_listener_turn_away(const struct lk_listener *listener);
+
 #endif

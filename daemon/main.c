@@ -108,6 +108,8 @@ static int run(struct daemon *daemon) {
         code = serve(daemon, begun_ns);
     if (code)
         lk_log(LK_LOG_ERROR, "%s", daemon->why);
+    if (code == EX_CONFIG)
+        lk_listener_turn_away(&daemon->server.listener);
     lk_listener_close(&daemon->server.listener);
     if (daemon->started.intake)
         lk_intake_close(daemon->started.intake);
@@ -136,6 +138,7 @@ int main(int argc, char **argv) {
     lk_log_open(writes_to_journal(options));
     if (rc) {
         lk_log(LK_LOG_ERROR, "%s", daemon.why);
+        lk_listener_turn_away(NULL);
         return EX_USAGE;
     }
     if (options->action == LK_PRINT_HELP)
@@ -145,6 +148,7 @@ int main(int argc, char **argv) {
     rc = lk_options_config(options, &daemon.config, daemon.why, sizeof(daemon.why));
     if (rc) {
         lk_log(LK_LOG_ERROR, "%s", daemon.why);
+        lk_listener_turn_away(NULL);
         return rc == -ENOENT || rc == -EACCES ? EX_NOINPUT : EX_CONFIG;
     }
     return options->action == LK_CHECK_CONFIG ? print_config(&daemon.config) : run(&daemon);

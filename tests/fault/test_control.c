@@ -244,6 +244,31 @@ START_TEST(refuses_a_wrong_passed_socket) {
 }
 END_TEST
 
+/* Whoever waited on would make systemd start it again and again. */
+START_TEST(turns_away_who_waits_where_it_cannot_start) {
+    struct rig rig;
+    struct lk_refused refused;
+    rig_open(&rig, "[daemon]\nnonsense = 1\n");
+    int fd = bind_at(rig.socket, SOCK_SEQPACKET);
+    ck_assert_int_eq(listen(fd, 8), 0);
+    int silent = rig_connect(&rig), eager = rig_connect(&rig);
+    ck_assert_int_eq(send(eager, "hello", 5, 0), 5);
+    launch_with_socket(&rig, fd);
+    ck_assert_int_eq(rig_wait(&rig, 10), EX_CONFIG);
+    int peers[] = {silent, eager};
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(recv(peers[i], &refused, sizeof(refused), MSG_DONTWAIT), sizeof(refused));
+        ck_assert_uint_eq(refused.head.type, LK_MSG_REFUSED);
+        ck_assert_int_eq(refused.error, -ECONNREFUSED);
+        ck_assert_str_eq(refused.reason, "locksd cannot start: its log says why");
+        close(peers[i]);
+    }
+    ck_assert_int_eq(accept4(fd, NULL, NULL, SOCK_NONBLOCK), -1);
+    close(fd);
+    rig_close(&rig);
+}
+END_TEST
+
 /* ---- reload ---- */
 
 START_TEST(reloads_a_good_file) {
@@ -489,6 +514,7 @@ int main(void) {
     tcase_add_test(life, does_not_remove_anothers_socket);
     tcase_add_test(life, takes_a_socket_passed_by_systemd);
     tcase_add_test(life, refuses_a_wrong_passed_socket);
+    tcase_add_test(life, turns_away_who_waits_where_it_cannot_start);
     tcase_add_test(life, reloads_a_good_file);
     tcase_add_test(life, a_deaf_receiver_of_notices_holds_nobody_up);
     tcase_add_test(life, keeps_all_when_the_file_is_bad);
