@@ -115,6 +115,15 @@ static void explain_lock(struct lk_memory_report *report, const char *pool, uint
     add_words(report, words);
 }
 
+/* One pool's share on the node, by its size, into that of all looked at so far. */
+static void count_share(struct lk_memory_report *report, int share, uint64_t bytes) {
+    double before = report->on_node < 0 ? 0 : report->on_node, looked = (double)report->looked;
+    if (share < 0)
+        return;
+    report->looked += bytes;
+    report->on_node = (before * looked + share * (double)bytes) / (looked + (double)bytes);
+}
+
 /* Maps pool `index` and locks or samples it. */
 static void settle_pool(const struct lk_config *config, const struct lk_placement *placement,
                         struct lk_intake *intake, uint32_t index, struct lk_memory_report *report) {
@@ -132,11 +141,8 @@ static void settle_pool(const struct lk_config *config, const struct lk_placemen
     }
     if (config->memlock && mlock(memory, bytes))
         explain_lock(report, pool.name, bytes, errno);
-    if (placement->memory_bound) {
-        int share = lk_numa_share(memory, bytes, placement->node);
-        if (report->on_node < 0 || (share >= 0 && share < report->on_node))
-            report->on_node = share;
-    }
+    if (placement->memory_bound)
+        count_share(report, lk_numa_share(memory, bytes, placement->node), bytes);
     if (!config->memlock || !report->locked)
         munmap(memory, bytes);
 }

@@ -21,7 +21,8 @@ const char *lk_memory_invalid(const struct lk_config *config, char *text, size_t
 struct lk_memory_report {
     bool locked;     /* every pool, by daemon.memlock */
     bool refused;    /* something the configuration asks for was not granted */
-    int on_node;     /* percent of pool memory on the placement's node; -1: not asked or unknown */
+    double on_node;  /* percent of pool memory on the placement's node; -1: not asked or unknown */
+    uint64_t looked; /* bytes that on_node is about */
     char words[256]; /* what was not granted; empty: all was */
 };
 

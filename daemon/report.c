@@ -63,7 +63,7 @@ void lk_report_start(const struct lk_server *server, uint64_t took_ns) {
         bool bound = server->placement->threads_bound && server->placement->memory_bound;
         lk_log(bound ? LK_LOG_INFO : LK_LOG_WARNING, "%s", server->placement->words);
     }
-    int on_node = server->memory->on_node;
+    int on_node = (int)server->memory->on_node;
     if (on_node >= 0)
         lk_log(on_node < 100 ? LK_LOG_WARNING : LK_LOG_INFO,
                "    %d %% of pool memory lies on node %d%s", on_node, server->placement->node,
