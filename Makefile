@@ -126,7 +126,7 @@ demo:  ## install what is missing, build, and replay a real trace through a priv
 .PHONY: check
 check:  ## every test that needs no GPU, in three builds: plain, address+undefined, thread
 	@packaging/deps.sh build test
-	@$(MAKE) --no-print-directory -s $(JOBS) all tests $(if $(CUDA),cuda)
+	@$(MAKE) --no-print-directory -s $(JOBS) all tests emulated $(if $(CUDA),cuda)
 	@$(MAKE) --no-print-directory -s $(JOBS) SAN=address,undefined CFLAGS='-O1 -g' $(O_ASAN)/locksd $(O_ASAN)/locksctl tests
 	@$(MAKE) --no-print-directory -s $(JOBS) SAN=thread CFLAGS='-O1 -g' tests-thread
 	@tests/check.sh $(O_PLAIN) $(O_ASAN) $(O_TSAN)

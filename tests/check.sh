@@ -3,52 +3,71 @@
 # check.sh PLAIN ASAN TSAN - run every test of the three builds and close with "N passed, N failed, N skipped".
 #
 # A test is a program or script that exits 0 (pass), 77 (skip, and says why) or anything else (fail). It gets
-# the build folder as its argument and in $LOCKSD_BUILD, and the daemon's binary in $LOCKSD.
+# the build folder as its argument and in $LOCKSD_BUILD, and the daemon's binary in $LOCKSD. Unit and model
+# tests run side by side, a processor each; those of fault/ and packaging/ look at time and processes, and have
+# the machine to themselves.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 plain=$1 asan=$2 tsan=$3
 logs=$plain/logs
+rm -rf "$logs"
 mkdir -p "$logs"
-passed=0 failed=0 skipped=0 failures=()
 
-run() { # run NAME SECONDS COMMAND...
-    local name=$1 limit=$2 log start rc
+run() { # run NAME SECONDS COMMAND...: a line, and a file that says how it ended
+    local name=$1 limit=$2 log start=$SECONDS rc
     shift 2
     log=$logs/${name//[\/ ]/-}.log
-    start=$SECONDS
     timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1 </dev/null
     rc=$?
     case $rc in
-    0) passed=$((passed + 1)); printf 'ok    %-44s %4d s\n' "$name" $((SECONDS - start)) ;;
-    77) skipped=$((skipped + 1)); printf 'skip  %-44s %s\n' "$name" "$(tail -n 1 "$log")" ;;
-    *) failed=$((failed + 1)); failures+=("$name")
-       printf 'FAIL  %-44s exit %d, %s\n' "$name" "$rc" "$log"; tail -n 30 "$log" | sed 's/^/      | /' ;;
+    0) echo "$name" >"$log.passed"; printf 'ok    %-44s %4d s\n' "$name" $((SECONDS - start)) ;;
+    77) echo "$name" >"$log.skipped"; printf 'skip  %-44s %s\n' "$name" "$(tail -n 1 "$log")" ;;
+    *) echo "$name" >"$log.failed"
+       printf 'FAIL  %-44s exit %d, %s\n%s\n' "$name" "$rc" "$log" "$(tail -n 30 "$log" | sed 's/^/      | /')" ;;
     esac
 }
 
-in_build() { # in_build BUILD LABEL SECONDS TEST...: each test, with its build's environment
-    local build=$1 label=$2 limit=$3 test
-    shift 3
+in_build() { # in_build BUILD LABEL SECONDS SIDE_BY_SIDE TEST...: each test, with its build's environment
+    local build=$1 label=$2 limit=$3 many=$4 test
+    shift 4
     export LOCKSD_BUILD=$build LOCKSD=$build/locksd
     for test in "$@"; do
-        [ -x "$test" ] && run "$label $(basename "$test")" "$limit" "$test" "$build"
+        [ -x "$test" ] || continue
+        while [ "$(jobs -rp | wc -l)" -ge "$many" ]; do wait -n; done
+        run "$label $(basename "$test")" "$limit" "$test" "$build" &
     done
+    wait
 }
 
+emulated() { # emulated TEST ARCH SEED: the CUDA kernels on the host; threads take turns in order or, with a seed, at random
+    LK_EMULATED_ARCH=$2 LK_EMULATED_SEED=$3 run "emulated sm_${2%0} test_$1" 300 "$plain/emulated/test_$1" --small
+}
+
+ended() { # ended HOW: the names of the tests that did
+    find "$logs" -name "*.$1" -exec cat {} + | sort
+}
+
+cores=$(nproc)
 export CK_DEFAULT_TIMEOUT=120 CK_TIMEOUT_MULTIPLIER=1
 export LOCKSD_KILLS=1000
-in_build "$plain" plain 300 "$plain"/tests/unit/test_* "$plain"/tests/model/test_* "$plain"/tests/fault/test_* tests/fault/test_*.sh tests/packaging/test_*.sh
-LOCKSD_TEST_DTYPE=bf16 in_build "$plain" 'plain bf16' 300 "$plain"/tests/unit/test_lease "$plain"/tests/model/test_sequences
-in_build "$plain" cuda 300 "$plain"/cuda/test_*
+in_build "$plain" plain 300 "$cores" "$plain"/tests/unit/test_* "$plain"/tests/model/test_*
+in_build "$plain" plain 300 1 "$plain"/tests/fault/test_* tests/fault/test_*.sh tests/packaging/test_*.sh
+LOCKSD_TEST_DTYPE=bf16 in_build "$plain" 'plain bf16' 300 "$cores" "$plain"/tests/unit/test_lease "$plain"/tests/model/test_sequences
+in_build "$plain" cuda 300 1 "$plain"/cuda/test_*
+emulated build 900 '' & emulated step 900 '' &
+wait
+emulated build 800 7 & emulated step 800 7 &
+wait
 run 'oracle' 600 tests/tools/check-oracle.sh "$plain" quick
 
 export LOCKSD_KILLS=100 CK_TIMEOUT_MULTIPLIER=4
 export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1
-in_build "$asan" 'asan+ubsan' 400 "$asan"/tests/unit/test_* "$asan"/tests/fault/test_*
+in_build "$asan" 'asan+ubsan' 400 "$cores" "$asan"/tests/unit/test_*
+in_build "$asan" 'asan+ubsan' 400 1 "$asan"/tests/fault/test_*
 
 export TSAN_OPTIONS=halt_on_error=1
-in_build "$tsan" tsan 400 "$tsan"/tests/unit/test_ring "$tsan"/tests/unit/test_engine "$tsan"/tests/unit/test_intake
+in_build "$tsan" tsan 400 "$cores" "$tsan"/tests/unit/test_{intake,engine,ring}
 
-[ ${#failures[@]} -eq 0 ] || printf 'failed: %s\n' "${failures[@]}"
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+ended failed | sed 's/^/failed: /'
+echo "$(ended passed | wc -l) passed, $(ended failed | wc -l) failed, $(ended skipped | wc -l) skipped"
+[ "$(ended failed | wc -l)" -eq 0 ]

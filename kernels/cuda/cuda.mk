@@ -2,6 +2,7 @@
 # The CUDA kernels as a library, their tests, and the kernels of locks-bench. Included by the root Makefile; needs nvcc only.
 #   make cuda         library and tests (does nothing, and says so, where there is no nvcc)
 #   make check-cuda   run the tests (they say so and exit 77 where there is no device)
+#   make emulated     the kernels that compute and their tests for the host (tests/cuda/emulator); needs g++ only
 
 CUDA_O     := $(O)/cuda
 CUDA_ARCH  ?= -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80
@@ -33,3 +34,19 @@ $(CUDA_O)/test_client: tests/cuda/test_client.cu clients/locks_device.cuh tests/
 $(CUDA_O)/%: tests/cuda/%.cu $(CUDA_O)/liblkcuda.a $(wildcard tests/cuda/*.h)
 	$(NVCC) -std=c++17 -O2 -gencode=arch=compute_90a,code=sm_90a $< $(CUDA_O)/liblkcuda.a -o $@
 endif
+
+EMU_O     := $(O)/emulated
+EMU_FLAGS := -std=c++17 -O2 -mavx2 -mfma -mf16c -fno-strict-aliasing -Wall -Werror -Wno-unknown-pragmas -Wno-sign-compare -Wno-maybe-uninitialized -Wno-format-truncation -Itests/cuda/emulator
+EMU_HEADS := $(wildcard tests/cuda/emulator/*.h tests/cuda/*.h kernels/cuda/*.h kernels/cuda/*.cuh kernels/*.h)
+EMU_OBJ   := $(patsubst %,$(EMU_O)/%.o,threads store build scan select attend attend_plain) $(O)/kernels/cuda/plan.o
+
+.PHONY: emulated
+emulated: $(EMU_O)/test_build $(EMU_O)/test_step  ## compile the CUDA kernels for the host, thread by thread, and their tests
+$(EMU_O)/%.o: kernels/cuda/%.cu $(EMU_HEADS)
+	@mkdir -p $(@D)
+	$(CXX) $(EMU_FLAGS) -include tests/cuda/emulator/instructions.h -x c++ -c $< -o $@
+$(EMU_O)/threads.o: tests/cuda/emulator/threads.cpp $(EMU_HEADS)
+	@mkdir -p $(@D)
+	$(CXX) $(EMU_FLAGS) -c $< -o $@
+$(EMU_O)/%: tests/cuda/%.cu $(EMU_OBJ) $(EMU_HEADS)
+	$(CXX) $(EMU_FLAGS) -include tests/cuda/emulator/instructions.h -x c++ $< -x none $(EMU_OBJ) -o $@

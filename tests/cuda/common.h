@@ -53,6 +53,7 @@ static inline int device_or_skip(void) {
     int count = 0;
     cudaDeviceProp p;
 
+    setvbuf(stdout, NULL, _IOLBF, 0); /* what ends by a signal has said all it said */
     if (cudaGetDeviceCount(&count) != cudaSuccess || !count) {
         printf("no CUDA device: skipped\n");
         exit(77);

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * instructions.h - ptx.cuh and team.cuh for the emulator: what each instruction does, by the words
+ * of the PTX manual. The compiler is told to read it first: the names of the originals' guards are
+ * taken here, so that they are skipped.
+ */
+#ifndef LK_CUDA_PTX_CUH
+#define LK_CUDA_PTX_CUH
+#define LK_CUDA_TEAM_CUH
+
+#include "cuda_bf16.h"
+#include "cuda_fp16.h"
+#include "cuda_runtime.h"
+
+#define SHARED_BYTES(name, alignment)                                                              \
+    uint8_t *const name = emulated::shared_of(emulated::running->block->rank)
+
+static inline uint8_t *at_address(uint32_t address) {
+    return emulated::shared_of(address >> EMULATED_RANK_SHIFT) +
+           (address & ((1u << EMULATED_RANK_SHIFT) - 1));
+}
+static inline uint64_t *barrier_at(uint32_t address) {
+    return (uint64_t *)at_address(address);
+}
+
+/* ---- grids follow each other completely here ---- */
+
+static inline void wait_for_previous(void) {
+}
+static inline void let_next_start(void) {
+}
+
+/* ---- copies ---- */
+
+static inline void copy_async(void *to, const void *from) {
+    emulated::copy_late(to, from, 16);
+}
+static inline void copy_word(uint32_t *to, const uint32_t *from) {
+    emulated::copy_late(to, from, 4);
+}
+static inline void copy_commit(void) {
+    emulated::close_group();
+}
+template <int N> static inline void copy_wait(void) {
+    emulated::wait_groups(N);
+}
+static inline void prefetch_line(const void *) {
+}
+static inline void prefetch_bytes(const void *, uint32_t) {
+}
+
+/* ---- tensor cores ---- */
+
+/* D += A B for rows of A in four registers and columns of B in two: lane 4 r + c holds rows r and
+ * r + 8 of A, column r of B, of each the c-th word of a half of the elements. take(word, i): element
+ * i of a word of `each`. */
+template <class T, class Take>
+static inline void multiply(T d[4], const struct emulated::packet &mine, int each, Take take) {
+    const struct emulated::packet *lane = emulated::meet_warp(mine);
+    const uint32_t r = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+
+    for (int i = 0; i < 4; i++) {
+        const uint32_t high = i / 2, column = 2 * c + i % 2;
+        for (int half = 0; half < 2; half++)
+            for (int word = 0; word < 4; word++) {
+                const uint32_t a = lane[4 * r + word].w[2 * half + high],
+                               b = lane[4 * column + word].w[4 + half];
+                for (int e = 0; e < each; e++)
+                    d[i] += take(a, b, e);
+            }
+    }
+}
+static inline void mma_u8s8(int d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                            uint32_t b0, uint32_t b1) {
+    multiply(d, {{a0, a1, a2, a3, b0, b1}}, 4, [](uint32_t a, uint32_t b, int e) {
+        return (int)(uint8_t)(a >> 8 * e) * (int8_t)(b >> 8 * e);
+    });
+}
+static inline void mma_s8s8(int d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                            uint32_t b0, uint32_t b1) {
+    multiply(d, {{a0, a1, a2, a3, b0, b1}}, 4, [](uint32_t a, uint32_t b, int e) {
+        return (int)(int8_t)(a >> 8 * e) * (int8_t)(b >> 8 * e);
+    });
+}
+template <bool BF16> static inline float element_of(uint32_t word, int e) {
+    const uint16_t bits = (uint16_t)(word >> 16 * e);
+    return BF16 ? __uint_as_float((uint32_t)bits << 16) : __half2float(__ushort_as_half(bits));
+}
+template <bool BF16>
+static inline void mma_k16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                           uint32_t b0, uint32_t b1) {
+    multiply(d, {{a0, a1, a2, a3, b0, b1}}, 2, [](uint32_t a, uint32_t b, int e) {
+        return element_of<BF16>(a, e) * element_of<BF16>(b, e);
+    });
+}
+static inline void mma_f16_k8(float d[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+    mma_k16<false>(d, a0, a1, 0, 0, b0, 0);
+}
+static inline uint32_t transpose_8x8(uint32_t x) {
+    const struct emulated::packet *lane = emulated::meet_warp({{x}});
+    const uint32_t r = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+    uint32_t y = 0;
+
+    for (uint32_t i = 0; i < 2; i++)
+        y |= (lane[4 * (2 * c + i) + r / 2].w[0] >> 16 * (r % 2) & 0xffff) << 16 * i;
+    return y;
+}
+
+/* ---- numbers, clock ---- */
+
+static inline float exp2_fast(float x) {
+    return exp2f(x);
+}
+static inline float log2_fast(float x) {
+    return log2f(x);
+}
+static inline uint64_t device_ns(void) {
+    static uint64_t ticks;
+    return ++ticks;
+}
+static inline uint32_t add_in_order(uint32_t *word, uint32_t x) {
+    return atomicAdd(word, x);
+}
+
+/* ---- barriers ---- */
+
+static inline void bar_init(uint32_t bar) {
+    emulated::barrier_init(barrier_at(bar), 1);
+}
+static inline void bar_arrive(uint32_t bar) {
+    emulated::barrier_arrive(barrier_at(bar));
+}
+static inline bool bar_test(uint32_t bar, uint32_t parity) {
+    return emulated::barrier_passed(barrier_at(bar), parity);
+}
+static inline void bar_wait(uint32_t bar, uint32_t parity) {
+    while (!bar_test(bar, parity))
+        ;
+}
+static inline void bar_expect(uint32_t bar, uint32_t bytes) {
+    if (emulated::arch() >= 900)
+        emulated::barrier_expect(barrier_at(bar), bytes);
+}
+static inline void bar_copies_started(uint32_t bar) {
+    if (emulated::arch() >= 900)
+        return;
+    copy_commit();
+    copy_wait<0>();
+    bar_arrive(bar);
+}
+static inline void bar_inits_done(void) {
+}
+static inline void bar_some(uint32_t threads) {
+    emulated::meet_some(threads);
+}
+static inline void start_copy(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t bar) {
+    if (emulated::arch() >= 900)
+        emulated::send_late(at_address(to), from, NULL, bytes, barrier_at(bar));
+    else
+        emulated::copy_late(at_address(to), from, bytes);
+}
+
+/* ---- teams ---- */
+
+#define LK_TEAM_MOST 16
+
+static inline uint32_t team_size(void) {
+    return gridDim.x;
+}
+static inline uint32_t team_rank(void) {
+    return blockIdx.x;
+}
+static inline void team_arrive(void) {
+    if (team_size() > 1)
+        emulated::arrive_team();
+}
+static inline void team_wait(void) {
+    if (team_size() > 1)
+        emulated::wait_team();
+    else
+        emulated::meet_block();
+}
+static inline void team_barrier(void) {
+    team_arrive();
+    team_wait();
+}
+static inline uint32_t team_address(const void *own, uint32_t rank) {
+    return shared_address(own, rank);
+}
+static inline uint4 team_load(uint32_t address) {
+    return *(const uint4 *)at_address(address);
+}
+static inline void team_store(uint32_t address, uint4 x) {
+    *(uint4 *)at_address(address) = x;
+}
+static inline void team_put(uint32_t address, uint32_t x) {
+    *(uint32_t *)at_address(address) = x;
+}
+static inline uint32_t team_add(uint32_t address, uint32_t x) {
+    return atomicAdd((uint32_t *)at_address(address), x);
+}
+static inline void team_count(uint32_t address, uint32_t x) {
+    team_add(address, x);
+}
+static inline void team_expect(uint64_t *arrived) {
+    emulated::barrier_init(arrived, 1);
+    emulated::barrier_expect(arrived, 16 * team_size());
+}
+static inline void team_send(void *to, uint4 x, uint64_t *arrived, uint32_t rank) {
+    if (team_size() == 1)
+        *(uint4 *)to = x;
+    else
+        emulated::send_late(at_address(team_address(to, rank)), NULL, &x, sizeof x,
+                            barrier_at(team_address(arrived, rank)));
+}
+static inline void team_receive(uint64_t *arrived) {
+    while (team_size() > 1 && !emulated::barrier_passed(arrived, 0))
+        ;
+    emulated::meet_block();
+}
+
+#endif
