@@ -55,6 +55,13 @@ struct scene {
         CUDA(cudaMemset(d_sync.p, 0, d_sync.n * 4));
     }
 
+    /* No more sync words than a batch of such rows needs. */
+    void fit_sync(uint32_t rows, uint32_t tokens) {
+        cudaFree(d_sync.p);
+        d_sync.make(lk_cuda_sync_words(&p.view.geometry, rows, tokens));
+        CUDA(cudaMemset(d_sync.p, 0, d_sync.n * 4));
+    }
+
     /* A sequence of `length` tokens, keys and values written; quads in a scrambled order. */
     sequence *add(uint32_t layer, uint64_t length, uint32_t shift, int kind = FILL_TOPICS) {
         const lk_geometry &g = p.view.geometry;
@@ -245,9 +252,11 @@ struct scene {
                                 cudaMemcpyDeviceToHost));
             }
         }
-        for (uint32_t w : d_sync.get())
-            if (w) {
-                CHECK(!w, "a sync word is not 0 after the step");
+        std::vector<uint32_t> sync(d_sync.n + 64); /* and what was made behind them, untouched */
+        CUDA(cudaMemcpy(sync.data(), d_sync.p, sync.size() * 4, cudaMemcpyDeviceToHost));
+        for (size_t i = 0; i < sync.size(); i++)
+            if (sync[i] != (i < d_sync.n ? 0 : UINT32_MAX)) {
+                CHECK(false, "sync word %zu of %zu is %u after the step", i, d_sync.n, sync[i]);
                 break;
             }
     }

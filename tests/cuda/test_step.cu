@@ -106,6 +106,29 @@ static void edges(uint32_t many_pages) {
     s.p.close();
 }
 
+/* Rows of many queries, cut into fewer slices than they might; a budget that no scored row may
+ * have, on a row that is not scored; no sync word more than needed. */
+static void many_queries(void) {
+    lk_geometry g = {1, 2, 32, 64, 16, 8, LK_BF16};
+    struct scene s;
+    std::vector<request> rows;
+
+    s.open(g, 80, processors);
+    sequence *one = s.add(0, 16 * 60 + 9, 2), *two = s.add(0, 70, 0);
+    s.ready();
+    rows.push_back(s.ask(one, 64));
+    rows.push_back(s.ask(two, 33));
+    rows.push_back(make(s, two, LK_FULL, 2 * LK_CUDA_BUDGET_PAGES_MAX, 0));
+    rows.back().exact = 1;
+    s.fit_sync((uint32_t)rows.size(), 64);
+    s.run(rows);
+    CHECK(rows[0].plan.slices > 1 && rows[0].plan.slices * 8 < rows[0].plan.tiles,
+          "%u slices of %u tiles", rows[0].plan.slices, rows[0].plan.tiles);
+    for (request &r : rows)
+        s.check_output(r, "many queries", 2);
+    s.p.close();
+}
+
 /* The appended token lies in its page, and nothing else of the pool has changed. */
 static void append(void) {
     lk_geometry g = {2, 3, 2, 64, 16, 4, LK_FP16};
@@ -168,6 +191,7 @@ static void small(void) {
     geometry(96, 16, 4, 3, LK_BF16, 48);
     geometry(256, 8, 8, 12, LK_FP16, 48);
     edges(200);
+    many_queries();
 }
 
 static void all(void) {
@@ -197,6 +221,7 @@ int main(int argc, char **argv) {
         if (strcmp(how, "--quick"))
             all();
         edges(16384);
+        many_queries();
     }
     printf("test_step: %s\n", failures ? "FAILED" : "ok");
     return failures != 0;

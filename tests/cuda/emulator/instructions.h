@@ -52,8 +52,8 @@ static inline void prefetch_bytes(const void *, uint32_t) {
 /* ---- tensor cores ---- */
 
 /* D += A B for rows of A in four registers and columns of B in two: lane 4 r + c holds rows r and
- * r + 8 of A, column r of B, of each the c-th word of a half of the elements. take(word, i): element
- * i of a word of `each`. */
+ * r + 8 of A, column r of B, of each the c-th word of a half of the elements. take(a, b, i): the
+ * product of elements i of two words, each of `each`. */
 template <class T, class Take>
 static inline void multiply(T d[4], const struct emulated::packet &mine, int each, Take take) {
     const struct emulated::packet *lane = emulated::meet_warp(mine);
