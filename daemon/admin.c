@@ -49,12 +49,12 @@ static json_t *pool_json(const struct lk_pool_status *pool, const struct lk_pool
     json_object_set_new(object, "scan", json_string(scans[config->scan]));
     set_u64(object, "budget_tokens", config->budget);
     set_u64(object, "capacity_tokens", pool->capacity_tokens);
-    set_u64(object, "free_tokens",
-            (pool->pages - pool->pages_used - pool->pages_reserved_by_leases) * g->page_tokens);
+    set_u64(object, "free_tokens", pool->pages_free * g->page_tokens);
     set_u64(object, "max_tokens", pool->max_tokens);
     set_u64(object, "pages", pool->pages);
+    set_u64(object, "pages_free", pool->pages_free);
     set_u64(object, "pages_used", pool->pages_used);
-    set_u64(object, "pages_leased", pool->pages_reserved_by_leases);
+    set_u64(object, "pages_leased", pool->pages_leased);
     set_u64(object, "sequences", pool->sequences);
     set_u64(object, "memory_bytes", pool->memory_bytes);
     set_u64(object, "bytes_per_token", pool->bytes_per_token);

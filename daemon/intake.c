@@ -482,12 +482,13 @@ void lk_intake_limits(struct lk_intake *intake, const struct lk_config *config) 
 
 static void pool_status(const struct lk_pool *pool, struct lk_pool_status *ret) {
     const struct lk_geometry *g = &pool->view.geometry;
-    uint64_t pages = pool->view.pages;
+    uint64_t pages = pool->view.pages, free_pages = lk_pool_available(pool) * LK_QUAD_PAGES;
     *ret = (struct lk_pool_status){
         .geometry = *g,
         .pages = pages,
-        .pages_used = (pool->quads - pool->free) * LK_QUAD_PAGES,
-        .pages_reserved_by_leases = pool->leased_pages,
+        .pages_free = free_pages,
+        .pages_used = pages - free_pages,
+        .pages_leased = pool->leased_pages,
         .memory_bytes = pool->memory_bytes,
         .bytes_per_token = pool->memory_bytes / (pages * g->page_tokens),
         .sequences = pool->sequences,

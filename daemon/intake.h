@@ -43,7 +43,10 @@ struct lk_channel_open {
 struct lk_pool_status {
     char name[LK_NAME_BYTES];
     struct lk_geometry geometry;
-    uint64_t pages, pages_used, pages_reserved_by_leases;
+    /* A page is free or used: free is what can still be had (lk_msg_pool.pages_free), used is held
+     * or promised. pages_leased, as clients asked for them, are among the used: a lease takes whole
+     * fours. */
+    uint64_t pages, pages_free, pages_used, pages_leased;
     uint64_t memory_bytes, bytes_per_token; /* the latter over all layers, summaries included */
     uint32_t sequences;
     uint64_t capacity_tokens, max_tokens;

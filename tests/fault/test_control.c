@@ -500,6 +500,45 @@ START_TEST(locksctl_prints_and_exits) {
 }
 END_TEST
 
+/* Of a pool of 8M, what the wire, the daemon's JSON and the table say is free. */
+static void assert_free(const struct rig *rig, struct locks *client, uint64_t used) {
+    char text[8192], token[32];
+    struct locks_pool info;
+    ck_assert_int_eq(locks_pool(client, NULL, &info), 0);
+    ck_assert_uint_eq(info.pages_free, info.pages - used);
+    json_t *reply = ask(rig, "pools");
+    json_t *pool = json_array_get(json_object_get(reply, "pools"), 0);
+    json_int_t pages = json_integer_value(json_object_get(pool, "pages_used"));
+    ck_assert_int_eq(pages, (json_int_t)used);
+    pages = json_integer_value(json_object_get(pool, "pages_free"));
+    ck_assert_int_eq(pages, (json_int_t)info.pages_free);
+    ck_assert_int_eq(json_integer_value(json_object_get(pool, "free_tokens")), 16 * pages);
+    json_decref(reply);
+    ck_assert_int_eq(ctl(rig, "pools", NULL, text, sizeof(text)), EX_OK);
+    snprintf(token, sizeof(token), " %.1f %% ", 100.0 * (double)used / (double)info.pages);
+    assert_has(text, token);
+}
+
+START_TEST(leased_pages_are_counted_once) {
+    struct rig rig;
+    locks_handle first, second;
+    rig_start(&rig, NULL);
+    struct locks *client = connect_client(&rig);
+    struct locks_pool info;
+    ck_assert_int_eq(locks_pool(client, NULL, &info), 0);
+    assert_free(&rig, client, 0);
+    ck_assert_int_eq(locks_lease_open(client, 0, 65, &first), 0);
+    assert_free(&rig, client, 68);
+    ck_assert_int_eq(locks_lease_open(client, 0, info.pages - 68, &second), 0);
+    assert_free(&rig, client, info.pages);
+    ck_assert_int_eq(locks_lease_close(client, second), 0);
+    assert_free(&rig, client, 68);
+    locks_close(client);
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("control");
     TCase *life = tcase_create("life");
@@ -526,6 +565,7 @@ int main(void) {
     tcase_add_test(life, feeds_the_watchdog);
     tcase_add_test(life, is_idle_when_nobody_asks);
     tcase_add_test(life, locksctl_prints_and_exits);
+    tcase_add_test(life, leased_pages_are_counted_once);
     suite_add_tcase(suite, life);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);

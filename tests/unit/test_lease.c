@@ -363,8 +363,9 @@ END_TEST
 START_TEST(leases_come_and_go) {
     struct lk_object_desc desc = {.handle = lease};
     uint64_t other = inlet_lease(&client, 5);
-    ck_assert_uint_eq(inlet_status(&inlet).pool[0].pages_reserved_by_leases, PAGES + 5);
+    ck_assert_uint_eq(inlet_status(&inlet).pool[0].pages_leased, PAGES + 5);
     ck_assert_uint_eq(inlet_status(&inlet).pool[0].pages_used, PAGES + 8);
+    ck_assert_uint_eq(inlet_status(&inlet).pool[0].pages_free, 512 - PAGES - 8);
     inlet_must(put(0, 0, ids, B));
     inlet_must(inlet_do(&client, LK_OP_LEASE_CLOSE, &desc, sizeof(desc)));
     inlet_refused(put(0, 0, ids, 1), LK_REASON_HANDLE_STALE, lease, lease + (UINT64_C(1) << 32), 0);
