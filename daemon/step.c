@@ -181,13 +181,34 @@ struct lk_row *lk_place_row(const struct lk_intake *intake, struct lk_work *work
 
 /* ---- check ---- */
 
-static enum lk_reason position_invalid(uint16_t op, const struct lk_row_desc *desc, uint64_t length,
-                                       struct lk_refusal *ret) {
+/* Does an earlier row of the step append at the row's position? *ret_row: which. */
+static bool repeats_row(const struct lk_step_desc *step, uint32_t index, uint32_t *ret_row) {
+    const struct lk_row_desc *rows = lk_step_rows(step), *desc = rows + index;
+    for (uint32_t i = 0; i < index; i++)
+        if (rows[i].handle == desc->handle && rows[i].layer == desc->layer &&
+            desc->position >= rows[i].position &&
+            desc->position - rows[i].position < rows[i].tokens) {
+            *ret_row = i;
+            return true;
+        }
+    return false;
+}
+
+/* A row goes on where the layer ends: `stands` tokens, and after the rows of the step before it
+ * `length`. Only what stands was done before. */
+static enum lk_reason position_invalid(const struct lk_submission *s, uint32_t index,
+                                       uint64_t stands, uint64_t length, struct lk_refusal *ret) {
+    const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + index;
+    uint32_t row;
     if (desc->position == length)
         return LK_REASON_NONE;
-    bool replayed =
-        op != LK_OP_ATTEND && desc->position < length && desc->tokens <= length - desc->position;
-    return found(ret, replayed ? LK_REASON_REPLAYED : LK_REASON_POSITION, desc->position, length);
+    if (s->op == LK_OP_ATTEND)
+        return found(ret, LK_REASON_POSITION, desc->position, length);
+    if (desc->position < stands && desc->tokens <= stands - desc->position)
+        return found(ret, LK_REASON_REPLAYED, desc->position, stands);
+    if (repeats_row(&s->desc->step, index, &row))
+        return found(ret, LK_REASON_ROW_REPEATS, desc->position, row);
+    return found(ret, LK_REASON_POSITION, desc->position, length);
 }
 
 static enum lk_reason row_unfit(struct lk_intake *intake, const struct lk_submission *s,
@@ -203,7 +224,7 @@ static enum lk_reason row_unfit(struct lk_intake *intake, const struct lk_submis
     struct lk_sequence_layer *layer = &sequence->layer[desc->layer];
     uint64_t length = layer->check_serial == s->serial ? layer->check_length : layer->planned;
     uint64_t end = length + (s->op == LK_OP_ATTEND ? 0 : desc->tokens);
-    reason = position_invalid(s->op, desc, length, ret);
+    reason = position_invalid(s, index, layer->planned, length, ret);
     if (reason)
         return reason;
     if (end > sequence->pool->max_tokens)

@@ -163,6 +163,9 @@ static const struct reason reasons[LK_REASONS] = {
                               "device arena brings them)"},
     [LK_REASON_FENCE] = {"fence", ETIMEDOUT,
                          "the fence held {value} when its time was over, {limit} was waited for"},
+    [LK_REASON_ROW_REPEATS] = {"row_repeats", EINVAL,
+                               "position {value} repeats what row {limit} of the same submission "
+                               "appends"},
 };
 
 static const struct reason *lookup(uint16_t reason) {

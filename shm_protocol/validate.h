@@ -99,10 +99,10 @@ enum lk_reason {
     LK_REASON_HANDLE_KIND,  /* a lease where a sequence is needed, or the reverse */
     LK_REASON_HANDLE_POOL,  /* of another pool: value its pool, limit the step's */
     LK_REASON_POSITION,     /* value: position, limit: the layer's length */
-    LK_REASON_REPLAYED,   /* position + tokens is no more than the length: done before. value, limit
-                             alike */
-    LK_REASON_LENGTH_MAX, /* value: tokens there would be, limit: max_tokens */
-    LK_REASON_TRUNCATE,   /* value: length asked for, limit: the longest layer's */
+    LK_REASON_REPLAYED, /* position + tokens is no more than the length before the submission: done
+                             before. value, limit alike */
+    LK_REASON_LENGTH_MAX,      /* value: tokens there would be, limit: max_tokens */
+    LK_REASON_TRUNCATE,        /* value: length asked for, limit: the longest layer's */
     LK_REASON_SEQUENCES_QUOTA, /* value: how many there would be, limit: the quota */
     LK_REASON_SEQUENCES_POOL,  /* of all clients of the pool */
     LK_REASON_LEASES_QUOTA,
@@ -124,6 +124,8 @@ enum lk_reason {
     LK_REASON_DEVICE_PAYLOAD, /* value: the offset, limit: where the fences end */
     LK_REASON_FENCE_NONE,     /* value: number of the fence, limit: how many there are */
     LK_REASON_FENCE, /* not reached in time. value: what it held, limit: what was waited for */
+    LK_REASON_ROW_REPEATS, /* an earlier row of the same submission appends there: value position,
+                              limit that row */
     LK_REASONS,
 };
 

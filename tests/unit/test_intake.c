@@ -283,6 +283,26 @@ START_TEST(positions_are_refused) {
 }
 END_TEST
 
+/* Two rows of a step at one position: nothing of it was done before, so none may be told so. */
+START_TEST(a_row_that_repeats_another_is_no_replay) {
+    uint64_t a = inlet_create(&client), b = inlet_create(&client);
+    inlet_must(append(&client, a, 0, 0, 40));
+    for (uint32_t at = 40; at < 43; at++) {
+        inlet_step(&step);
+        inlet_give_kv(&client, inlet_row(&step, b, 0, 0, 1), ids);
+        inlet_give_kv(&client, inlet_row(&step, a, 0, 40, 3), ids + 40);
+        inlet_give_kv(&client, inlet_row(&step, a, 0, at, 1), ids + at);
+        inlet_refused(run_step(&client, LK_OP_APPEND), LK_REASON_ROW_REPEATS, at, 1, 2);
+    }
+    ck_assert_int_eq(lk_reason_errno(LK_REASON_ROW_REPEATS), -EINVAL);
+    inlet_step(&step);
+    inlet_give_kv(&client, inlet_row(&step, a, 0, 40, 3), ids + 40);
+    inlet_give_kv(&client, inlet_row(&step, a, 0, 38, 2), ids + 38); /* done before, and stands */
+    inlet_refused(run_step(&client, LK_OP_APPEND), LK_REASON_REPLAYED, 38, 40, 1);
+    inlet_must(append(&client, a, 0, 40, 3)); /* nothing was appended */
+}
+END_TEST
+
 START_TEST(one_bad_row_refuses_the_step) {
     uint64_t a = inlet_create(&client), b = inlet_create(&client);
     inlet_step(&step);
@@ -754,6 +774,7 @@ int main(void) {
     tcase_add_test(tcase, long_lists_let_others_through);
     tcase_add_test(tcase, rows_of_a_step_see_summaries);
     tcase_add_test(tcase, positions_are_refused);
+    tcase_add_test(tcase, a_row_that_repeats_another_is_no_replay);
     tcase_add_test(tcase, one_bad_row_refuses_the_step);
     tcase_add_test(tcase, handles_are_refused);
     tcase_add_test(tcase, pools_do_not_mix);
