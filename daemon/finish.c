@@ -95,7 +95,7 @@ static void let_go(struct lk_item *item) {
         return;
     item->lease->in_flight--;
     if (item->row)
-        item->lease->set[item->set].in_flight--;
+        lk_lease_set(item->lease, item->set)->in_flight--;
 }
 
 static void done(struct lk_intake *intake, struct lk_work *work) {

@@ -31,7 +31,7 @@ static uint64_t physical(const struct lk_lease *lease, uint64_t page) {
 /* ---- life ---- */
 
 static size_t entries_bytes(const struct lk_lease *lease) {
-    return (size_t)LK_TABLE_SETS * LK_ROWS_MAX * lease->pages * sizeof(uint32_t);
+    return (size_t)LK_LEASE_PLACES * LK_ROWS_MAX * lease->pages * sizeof(uint32_t);
 }
 
 static int map_entries(struct lk_lease *lease) {
@@ -88,8 +88,10 @@ int lk_lease_open(struct lk_lease *lease, struct lk_channel *channel, uint64_t p
     lease->pool->leases++;
     lease->pool->leased_pages += pages;
     lease->batch_serial = lease->unfenced_serial = 0;
-    for (uint32_t i = 0; i < LK_TABLE_SETS; i++)
+    for (uint32_t i = 0; i < LK_LEASE_PLACES; i++) {
         lease->set[i].rows = lease->set[i].in_flight = 0;
+        lease->place[i] = i;
+    }
     return 0;
 }
 
@@ -143,12 +145,12 @@ void lk_lease_placed(struct lk_lease *lease, uint64_t serial, enum lk_lease_stag
 
 /* ---- tables ---- */
 
-static uint32_t *table_of(const struct lk_lease *lease, uint32_t set, uint32_t row) {
-    return lease->entries + ((uint64_t)set * LK_ROWS_MAX + row) * lease->pages;
+static uint32_t *table_at(const struct lk_lease *lease, uint32_t place, uint32_t row) {
+    return lease->entries + ((uint64_t)place * LK_ROWS_MAX + row) * lease->pages;
 }
 
 const uint32_t *lk_lease_table(const struct lk_lease *lease, uint32_t set, uint32_t row) {
-    return table_of(lease, set, row);
+    return table_at(lease, lease->place[set], row);
 }
 
 /* Pages that are scored from summaries: all before the newest. */
@@ -164,11 +166,11 @@ static bool is_aligned(const uint32_t *table, uint64_t complete) {
     return true;
 }
 
-enum lk_reason lk_lease_table_set(struct lk_lease *lease, uint32_t set, uint32_t row,
-                                  const struct lk_table_desc *desc, const uint8_t *arena,
-                                  struct lk_refusal *ret) {
+enum lk_reason lk_lease_copy_table(struct lk_lease *lease, uint32_t row,
+                                   const struct lk_table_desc *desc, const uint8_t *arena,
+                                   struct lk_refusal *ret) {
     const uint32_t *ids = (const uint32_t *)(arena + desc->table);
-    uint32_t *table = table_of(lease, set, row);
+    uint32_t spare = lease->place[LK_TABLE_SETS], *table = table_at(lease, spare, row);
     uint64_t most = lease->pages * lease->pool->view.geometry.page_tokens;
     if (desc->length > most) /* a page would be in it twice */
         return found(ret, LK_REASON_LENGTH_MAX, desc->length, most);
@@ -178,12 +180,20 @@ enum lk_reason lk_lease_table_set(struct lk_lease *lease, uint32_t set, uint32_t
             return found(ret, LK_REASON_TABLE_PAGE, id, lease->pages);
         table[i] = (uint32_t)physical(lease, id);
     }
-    lease->set[set].table[row] = (struct lk_lease_table){
+    lease->set[spare].table[row] = (struct lk_lease_table){
         .length = desc->length,
         .pages = desc->pages,
         .aligned = is_aligned(table, complete_pages(lease, desc->length)),
     };
     return LK_REASON_NONE;
+}
+
+void lk_lease_replace(struct lk_lease *lease, uint32_t set, uint32_t rows) {
+    uint32_t *spare = &lease->place[LK_TABLE_SETS], built = *spare;
+    LK_ASSERT(lk_lease_set(lease, set)->in_flight == 0);
+    lease->set[built].rows = rows;
+    *spare = lease->place[set];
+    lease->place[set] = built;
 }
 
 /* The client's id of a physical page of the lease. */
@@ -196,16 +206,16 @@ static uint64_t id_of(const struct lk_lease *lease, uint32_t page) {
 
 enum lk_reason lk_lease_unfit(const struct lk_lease *lease, const struct lk_row_desc *desc,
                               struct lk_refusal *ret) {
-    const struct lk_lease_set *set = &lease->set[desc->table_set];
+    uint32_t rows = lease->set[lease->place[desc->table_set]].rows;
     uint32_t page_tokens = lease->pool->view.geometry.page_tokens;
-    if (desc->table_row >= set->rows)
-        return found(ret, LK_REASON_TABLE_ROW, desc->table_row, set->rows);
-    uint64_t length = set->table[desc->table_row].length;
+    if (desc->table_row >= rows)
+        return found(ret, LK_REASON_TABLE_ROW, desc->table_row, rows);
+    uint64_t length = lk_lease_row(lease, desc)->length;
     if (desc->tokens > length && desc->tokens > 1) /* one query may see nothing */
         return found(ret, LK_REASON_TABLE_TOKENS, desc->tokens, length);
     if (length == 0)
         return LK_REASON_NONE;
-    const uint32_t *table = table_of(lease, desc->table_set, desc->table_row);
+    const uint32_t *table = lk_lease_table(lease, desc->table_set, desc->table_row);
     const uint8_t *marks = lease->pool->marks + lk_pool_page_at(lease->pool, desc->layer, 0);
     uint64_t complete = complete_pages(lease, length);
     for (uint64_t j = 0; j < complete; j++)
@@ -218,8 +228,8 @@ enum lk_reason lk_lease_unfit(const struct lk_lease *lease, const struct lk_row_
 }
 
 bool lk_lease_has_supers(const struct lk_lease *lease, const struct lk_row_desc *desc) {
-    const struct lk_lease_table *t = &lease->set[desc->table_set].table[desc->table_row];
-    const uint32_t *table = table_of(lease, desc->table_set, desc->table_row);
+    const struct lk_lease_table *t = lk_lease_row(lease, desc);
+    const uint32_t *table = lk_lease_table(lease, desc->table_set, desc->table_row);
     uint64_t complete = complete_pages(lease, t->length);
     for (uint64_t j = 0; t->aligned && j + LK_QUAD_PAGES <= complete; j += LK_QUAD_PAGES)
         if (!lease->pool

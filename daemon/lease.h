@@ -10,7 +10,8 @@
  * crash it promises no more than there is.
  *
  * A table set is a step's block tables, copied out of the arena once, as physical pages; rows in
- * flight point into it. It is replaced when none does.
+ * flight point into it. It is replaced when none does, by one that was built beside it: a refused
+ * one leaves it as it was.
  *
  * Order inside a batch is copy < write < attend, the engine's; whoever comes too late for a batch
  * takes the next one (lk_lease_may). Writes and copies of a lease are unfenced in one batch at
@@ -25,6 +26,10 @@
 #include "pool.h"
 
 enum lk_lease_stage { LK_STAGE_COPY, LK_STAGE_WRITE, LK_STAGE_ATTEND };
+
+/* Places for table sets: of each, and one where a new one is built before it replaces its
+ * predecessor. */
+#define LK_LEASE_PLACES (LK_TABLE_SETS + 1)
 
 struct lk_lease_table {
     uint64_t length;
@@ -54,8 +59,9 @@ struct lk_lease {
     bool copies_built;        /* copies of that batch have superpages summarised */
     uint64_t unfenced_serial; /* batch of the unfenced */
     uint64_t *written;        /* by layer: batch that writes there, last */
-    uint32_t *entries; /* [LK_TABLE_SETS][LK_ROWS_MAX][pages] physical pages, mapped lazily */
-    struct lk_lease_set set[LK_TABLE_SETS];
+    uint32_t *entries; /* [LK_LEASE_PLACES][LK_ROWS_MAX][pages] physical pages, mapped lazily */
+    struct lk_lease_set set[LK_LEASE_PLACES]; /* by place */
+    uint32_t place[LK_LEASE_PLACES];          /* of each set; the last: the spare one */
 };
 
 static inline uint64_t lk_lease_handle(const struct lk_lease *lease) {
@@ -64,7 +70,7 @@ static inline uint64_t lk_lease_handle(const struct lk_lease *lease) {
 
 /* Makes a free slot a lease of the channel with `pages` empty pages; quads were promised. The only
  * memory taken after start is here: address space for the sets, which fills as tables are sent, at
- * most 8 KiB a page of the lease. -> 0, -ENOMEM. */
+ * most 9 KiB a page of the lease. -> 0, -ENOMEM. */
 int lk_lease_open(struct lk_lease *lease, struct lk_channel *channel, uint64_t pages);
 /* Gives all back. Nothing in flight. */
 void lk_lease_close(struct lk_lease *lease);
@@ -78,10 +84,20 @@ void lk_lease_placed(struct lk_lease *lease, uint64_t serial, enum lk_lease_stag
                      uint32_t layer);
 
 /* ---- tables ---- */
-/* Replaces row `row` of a set: ids are read from the arena once. */
-enum lk_reason lk_lease_table_set(struct lk_lease *lease, uint32_t set, uint32_t row,
-                                  const struct lk_table_desc *desc, const uint8_t *arena,
-                                  struct lk_refusal *ret);
+static inline struct lk_lease_set *lk_lease_set(struct lk_lease *lease, uint32_t set) {
+    return &lease->set[lease->place[set]];
+}
+static inline const struct lk_lease_table *lk_lease_row(const struct lk_lease *lease,
+                                                        const struct lk_row_desc *desc) {
+    return &lease->set[lease->place[desc->table_set]].table[desc->table_row];
+}
+/* A set is replaced in two steps: its tables are copied row by row to a spare place, ids being read
+ * from the arena once; then the places change. Refused, or never ended: every set is as it was. */
+enum lk_reason lk_lease_copy_table(struct lk_lease *lease, uint32_t row,
+                                   const struct lk_table_desc *desc, const uint8_t *arena,
+                                   struct lk_refusal *ret);
+/* Nothing of the set is in flight; `rows` are copied. */
+void lk_lease_replace(struct lk_lease *lease, uint32_t set, uint32_t rows);
 const uint32_t *lk_lease_table(const struct lk_lease *lease, uint32_t set, uint32_t row);
 /* May a row attend that table at a layer? */
 enum lk_reason lk_lease_unfit(const struct lk_lease *lease, const struct lk_row_desc *desc,

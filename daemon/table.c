@@ -6,7 +6,7 @@
  * ATTEND_TABLE and lists are checked as a whole before any part is placed. A WRITE is checked row
  * by row, since its slots are too many to hold at once: a refused row leaves the rows before it
  * written, `rows` of the completion says how many. Writing the same tokens again is harmless.
- * A refused TABLES leaves its set empty.
+ * A refused TABLES leaves its set as it was.
  */
 #include "state.h"
 
@@ -29,20 +29,18 @@ enum lk_run lk_run_tables(struct lk_intake *intake, struct lk_submission *s) {
         lk_tables_invalid(desc, s->desc_bytes, &bounds, lease->pool->view.geometry.page_tokens,
                           &refusal))
         return lk_refuse(intake, s, &refusal);
-    struct lk_lease_set *set = &lease->set[desc->set];
-    if (set->in_flight)
+    if (lk_lease_set(lease, desc->set)->in_flight)
         return LK_RUN_WAIT;
-    set->rows = 0;
     for (uint32_t i; (i = s->next_row) < desc->rows; s->next_row++) {
         const struct lk_table_desc *table = &lk_tables_rows(desc)[i];
         if (!lk_chore(intake, table->pages))
             return LK_RUN_WAIT;
-        if (lk_lease_table_set(lease, desc->set, i, table, s->channel->open.arena, &refusal)) {
+        if (lk_lease_copy_table(lease, i, table, s->channel->open.arena, &refusal)) {
             refusal.row = i;
             return lk_refuse(intake, s, &refusal);
         }
     }
-    set->rows = desc->rows;
+    lk_lease_replace(lease, desc->set, desc->rows);
     return lk_answer(intake, s, 0);
 }
 
@@ -51,7 +49,7 @@ enum lk_run lk_run_tables(struct lk_intake *intake, struct lk_submission *s) {
 static void fill_table_row(const struct lk_submission *s, uint32_t index,
                            const struct lk_lease *lease, struct lk_row *ret) {
     const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + index;
-    uint64_t length = lease->set[desc->table_set].table[desc->table_row].length;
+    uint64_t length = lk_lease_row(lease, desc)->length;
     lk_fill_row(s, index, lease->pool, length, ret);
     ret->table = lk_lease_table(lease, desc->table_set, desc->table_row);
     ret->table_shift = 0;
@@ -70,7 +68,7 @@ static enum lk_reason attend_unfit(struct lk_intake *intake, const struct lk_sub
         reason = lk_lease_unfit(lease, desc, ret);
     if (reason)
         return reason;
-    intake->chores += lease->set[desc->table_set].table[desc->table_row].pages;
+    intake->chores += lk_lease_row(lease, desc)->pages;
     fill_table_row(s, index, lease, &row);
     return lk_row_too_large(intake, &row, ret);
 }
@@ -108,7 +106,7 @@ static bool place_attend(struct lk_intake *intake, struct lk_work *work, struct 
     if (!placed)
         return false;
     lk_lease_placed(lease, work->serial, LK_STAGE_ATTEND, desc->layer);
-    lease->set[desc->table_set].in_flight++;
+    lk_lease_set(lease, desc->table_set)->in_flight++;
     struct lk_item *item = lk_work_item(work, s);
     item->lease = lease;
     item->row = placed;

@@ -200,6 +200,43 @@ START_TEST(tables_are_checked) {
 }
 END_TEST
 
+/* Whatever a TABLES is refused for, and wherever in it, its set stays. */
+START_TEST(a_refused_set_leaves_the_old_one) {
+    static const struct {
+        uint32_t pages[2], count;
+        uint64_t length;
+        enum lk_reason reason;
+        uint64_t value, limit;
+    } bad[] = {
+        {{0, PAGES}, 2, B + 1, LK_REASON_TABLE_PAGE, PAGES, PAGES},
+        {{0}, 1, B + 1, LK_REASON_TABLE_LENGTH, 1, 2},
+        {{0}, UINT32_MAX, 0, LK_REASON_TABLE_LENGTH, UINT32_MAX, 0},
+    };
+    _Alignas(8) uint8_t desc[sizeof(struct lk_tables_desc) + 2 * sizeof(struct lk_table_desc)];
+    struct lk_tables_desc *head = (struct lk_tables_desc *)desc;
+    struct lk_table_desc *table = (struct lk_table_desc *)(head + 1);
+    inlet_must(put(0, 0, ids, 2 * B));
+    inlet_must(set_table(1, (uint32_t[]){1, 0}, 2, B + 3));
+    uint64_t swapped[2 * B];
+    memcpy(swapped, ids + B, B * sizeof(*ids));
+    memcpy(swapped + B, ids, B * sizeof(*ids));
+    attends(0, 1, swapped, B + 3);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        tables_desc(desc, 1, (uint32_t[]){0}, 1, 5);
+        uint32_t *copy = inlet_alloc(&client, sizeof(bad[i].pages));
+        memcpy(copy, bad[i].pages, sizeof(bad[i].pages));
+        head->rows = 2;
+        table[1] = (struct lk_table_desc){
+            .table = inlet_offset(&client, copy), .length = bad[i].length, .pages = bad[i].count};
+        inlet_refused(inlet_do(&client, LK_OP_TABLES, desc, sizeof(desc)), bad[i].reason,
+                      bad[i].value, bad[i].limit, 1);
+        attends(0, 1, swapped, B + 3);
+    }
+    inlet_must(set_table(1, (uint32_t[]){0}, 1, 5));
+    attends(0, 1, ids, 5);
+}
+END_TEST
+
 /* ---- order ---- */
 
 /* Written, attended, written again, attended, all without waiting. */
@@ -390,6 +427,7 @@ int main(void) {
     tcase_add_test(tcase, padding_is_skipped);
     tcase_add_test(tcase, tables_need_full_pages);
     tcase_add_test(tcase, tables_are_checked);
+    tcase_add_test(tcase, a_refused_set_leaves_the_old_one);
     tcase_add_test(tcase, pipelined_writes_do_not_overtake);
     tcase_add_test(tcase, a_table_in_use_stays);
     tcase_add_test(tcase, copies_run_in_order);
