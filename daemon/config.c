@@ -27,6 +27,7 @@
 
 enum type {
     TEXT,   /* char[high], at least low characters */
+    PATH,   /* the same, absolute */
     U32,    /* low..high */
     I32,    /* low..high */
     SIZE,   /* uint64_t, low..high, with K, M, G or T */
@@ -51,7 +52,7 @@ static const char *const scan_names[] = {"auto", "full", "coarse", "nested", "tr
 
 #define AT(field) offsetof(struct lk_config, field)
 static const struct key daemon_keys[] = {
-    {"socket", AT(socket), TEXT, false, 1, LK_PATH_BYTES, NULL},
+    {"socket", AT(socket), PATH, false, 1, LK_PATH_BYTES, NULL},
     {"group", AT(group), TEXT, false, 0, LK_NAME_BYTES, NULL},
     {"device", AT(device), NAMED, false, 0, 2, device_names},
     {"gpu", AT(gpu), U32, false, 0, 63, NULL},
@@ -147,6 +148,17 @@ static bool pool_name_valid(const char *name) {
     return length > 0 && length < LK_NAME_BYTES;
 }
 
+/* What says it: a line of a file, or an option. */
+struct place {
+    struct lk_origins *origins;
+    uint32_t source, line;
+};
+
+static void note(const struct place *place, const struct lk_config *config, const void *field) {
+    lk_origins_note(place->origins, (size_t)((const char *)field - (const char *)config),
+                    place->source, place->line);
+}
+
 static struct lk_pool_config *find_pool(struct lk_config *config, const char *name) {
     for (uint32_t i = 0; i < config->pools; i++)
         if (strcmp(config->pool[i].name, name) == 0)
@@ -154,8 +166,8 @@ static struct lk_pool_config *find_pool(struct lk_config *config, const char *na
     return NULL;
 }
 
-static const struct key *enter_pool(struct lk_config *config, const char *name, void **ret_base,
-                                    char *why, size_t bytes) {
+static const struct key *enter_pool(struct lk_config *config, const struct place *place,
+                                    const char *name, void **ret_base, char *why, size_t bytes) {
     struct lk_pool_config *pool = find_pool(config, name);
     if (!pool && !pool_name_valid(name)) {
         snprintf(why, bytes, "pool name '%s': 1 to %d letters, digits, '_', '.' or '-'", name,
@@ -170,17 +182,23 @@ static const struct key *enter_pool(struct lk_config *config, const char *name, 
     if (!pool) {
         pool = &config->pool[config->pools++];
         pool_defaults(pool, name);
+        note(place, config, pool->name);
     }
     *ret_base = pool;
     return pool_keys;
 }
 
+/* Of "pool NAME". */
+static const char *pool_name(const char *section) {
+    return section + 5 + strspn(section + 5, " ");
+}
+
 /* Opens the section, making a pool that is new. -> its keys and the struct they lie in; NULL with a
  * sentence in why. */
-static const struct key *enter(struct lk_config *config, const char *section, void **ret_base,
-                               char *why, size_t bytes) {
+static const struct key *enter(struct lk_config *config, const struct place *place,
+                               const char *section, void **ret_base, char *why, size_t bytes) {
     if (strncmp(section, "pool ", 5) == 0)
-        return enter_pool(config, section + 5 + strspn(section + 5, " "), ret_base, why, bytes);
+        return enter_pool(config, place, pool_name(section), ret_base, why, bytes);
     *ret_base = config;
     if (strcmp(section, "daemon") == 0)
         return daemon_keys;
@@ -232,20 +250,21 @@ static const char *size_text(uint64_t value, char text[32]) {
 static int parse_number(const struct key *key, char *field, const char *text, char *why,
                         size_t bytes) {
     char low[32], high[32];
-    bool minus = key->low < 0 && *text == '-';
+    bool minus = key->low < 0 && *text == '-', size = key->type == SIZE;
     uint64_t magnitude;
-    if (!parse_size(text + minus, key->type == SIZE, &magnitude))
-        return refuse(-EINVAL, why, bytes, "'%s' is not a number%s", text,
-                      key->type == SIZE ? " that may end in K, M, G or T, as in 64G" : "");
-    if (minus ? magnitude > (uint64_t)-key->low
-              : magnitude > (uint64_t)key->high || (int64_t)magnitude < key->low) {
-        if (key->type == SIZE)
-            return refuse(-EINVAL, why, bytes, "%s is not between %s and %s", text,
-                          size_text((uint64_t)key->low, low), size_text((uint64_t)key->high, high));
-        return refuse(-EINVAL, why, bytes, "%s is not between %" PRId64 " and %" PRId64, text,
-                      key->low, key->high);
+    snprintf(low, sizeof(low), "%" PRId64, key->low);
+    snprintf(high, sizeof(high), "%" PRId64, key->high);
+    if (size) {
+        size_text((uint64_t)key->low, low);
+        size_text((uint64_t)key->high, high);
     }
-    if (key->type == SIZE)
+    if (!parse_size(text + minus, size, &magnitude))
+        return refuse(-EINVAL, why, bytes, "'%s' is not a number%s between %s and %s", text,
+                      size ? " that may end in K, M, G or T, as in 64G," : "", low, high);
+    if (minus ? magnitude > (uint64_t)-key->low
+              : magnitude > (uint64_t)key->high || (int64_t)magnitude < key->low)
+        return refuse(-EINVAL, why, bytes, "%s is not between %s and %s", text, low, high);
+    if (size)
         memcpy(field, &magnitude, sizeof(magnitude));
     else
         memcpy(field, &(int32_t){minus ? -(int32_t)magnitude : (int32_t)magnitude},
@@ -260,6 +279,8 @@ static int parse_text(const struct key *key, char *field, const char *text, char
         return refuse(-EINVAL, why, bytes,
                       "'%s' has %zu characters, not between %" PRId64 " and %" PRId64, text, length,
                       key->low, key->high - 1);
+    if (key->type == PATH && *text != '/')
+        return refuse(-EINVAL, why, bytes, "'%s' is not an absolute path", text);
     memset(field, 0, (size_t)key->high);
     snprintf(field, (size_t)key->high, "%s", text);
     return 0;
@@ -289,8 +310,15 @@ static int parse_switch(char *field, const char *text, char *why, size_t bytes) 
 
 static int parse_value(const struct key *key, char *field, const char *text, char *why,
                        size_t bytes) {
+    const char *hash = strchr(text, '#');
+    if (hash && (hash == text || isblank((unsigned char)hash[-1])))
+        return refuse(-EINVAL, why, bytes,
+                      "'%s': behind a value a comment begins with ;, and with # only on a line of "
+                      "its own",
+                      text);
     switch (key->type) {
     case TEXT:
+    case PATH:
         return parse_text(key, field, text, why, bytes);
     case NAMED:
         return parse_named(key, field, text, why, bytes);
@@ -301,17 +329,21 @@ static int parse_value(const struct key *key, char *field, const char *text, cha
     }
 }
 
-static int assign(struct lk_config *config, const char *section, const char *name,
-                  const char *value, char *why, size_t bytes) {
+static int assign(struct lk_config *config, const struct place *place, const char *section,
+                  const char *name, const char *value, char *why, size_t bytes) {
     char reason[256], list[256] = "";
     void *base;
-    const struct key *key = enter(config, section, &base, why, bytes);
+    const struct key *key = enter(config, place, section, &base, why, bytes);
     if (!key)
         return -EINVAL;
     for (; key->name; key++) {
         if (strcmp(key->name, name) == 0) {
-            int rc = parse_value(key, (char *)base + key->offset, value, reason, sizeof(reason));
-            return rc ? refuse(rc, why, bytes, "[%s] %s: %s", section, name, reason) : 0;
+            char *field = (char *)base + key->offset;
+            int rc = parse_value(key, field, value, reason, sizeof(reason));
+            if (rc)
+                return refuse(rc, why, bytes, "[%s] %s: %s", section, name, reason);
+            note(place, config, field);
+            return 0;
         }
         snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s%s", *list ? ", " : "",
                  key->name);
@@ -325,13 +357,27 @@ static int assign(struct lk_config *config, const char *section, const char *nam
 struct source {
     FILE *file;
     struct lk_config *config;
-    int line;
-    int error; /* the first, and its sentence */
+    struct place place; /* its line: the one being read */
+    int error;          /* the first, and its sentence */
     char why[512];
 };
 
+/* A pool's section may go on in another file; in one file it is rather a copy that was to become
+ * another pool. */
+static bool is_second(const struct source *source, const char *section, uint32_t *ret_line) {
+    const struct lk_pool_config *pool =
+        strncmp(section, "pool ", 5) == 0 ? find_pool(source->config, pool_name(section)) : NULL;
+    if (!pool)
+        return false;
+    const struct lk_origin *origin = lk_origins_find(
+        source->place.origins, (size_t)((const char *)pool - (const char *)source->config));
+    *ret_line = origin ? origin->line : 0;
+    return origin && origin->source == source->place.source;
+}
+
 static void check_section(struct source *source, const char *line) {
     char section[LINE_BYTES];
+    uint32_t first;
     void *base;
     const char *end = strchr(line, ']');
     if (!end) {
@@ -340,16 +386,33 @@ static void check_section(struct source *source, const char *line) {
         return;
     }
     snprintf(section, sizeof(section), "%.*s", (int)(end - line - 1), line + 1);
-    if (!enter(source->config, section, &base, source->why, sizeof(source->why)))
+    if (is_second(source, section, &first)) {
+        source->error = refuse(-EINVAL, source->why, sizeof(source->why),
+                               "a second [%s]: the first is in line %u", section, first);
+        return;
+    }
+    if (!enter(source->config, &source->place, section, &base, source->why, sizeof(source->why)))
         source->error = -EINVAL;
+    else if (base != source->config)
+        note(&source->place, source->config, base);
 }
 
 /* libinih's fgets(): the next line without its indentation; NULL at the end or after an error. */
 static char *read_line(char *text, int bytes, void *context) {
     struct source *source = context;
-    if (source->error || !fgets(text, bytes, source->file))
+    if (source->error)
         return NULL;
-    source->line++;
+    if (!fgets(text, bytes, source->file)) {
+        if (ferror(source->file)) {
+            source->error = refuse(-errno, source->why, sizeof(source->why),
+                                   "cannot be read: %s; --config "
+                                   "FILE names another",
+                                   strerror(errno));
+            source->place.line = 0;
+        }
+        return NULL;
+    }
+    source->place.line++;
     size_t length = strlen(text);
     if (length == (size_t)bytes - 1 && text[length - 1] != '\n') {
         source->error = refuse(-EINVAL, source->why, sizeof(source->why),
@@ -366,22 +429,24 @@ static char *read_line(char *text, int bytes, void *context) {
 static int take_key(void *context, const char *section, const char *name, const char *value) {
     struct source *source = context;
     if (!source->error)
-        source->error =
-            assign(source->config, section, name, value, source->why, sizeof(source->why));
+        source->error = assign(source->config, &source->place, section, name, value, source->why,
+                               sizeof(source->why));
     return !source->error;
 }
 
-static int load_file(const char *path, struct lk_config *config, char *why, size_t bytes) {
+static int load_file(const char *path, struct lk_config *config, struct lk_origins *origins,
+                     char *why, size_t bytes) {
     struct source source = {.config = config, .file = fopen(path, "re")};
     if (!source.file)
         return refuse(-errno, why, bytes, "%s: cannot be opened: %s; --config FILE names another",
                       path, strerror(errno));
+    source.place = (struct place){origins, lk_origins_source(origins, path), 0};
     int rc = ini_parse_stream(read_line, &source, take_key, &source);
-    if (ferror(source.file))
-        source.error = refuse(-EIO, source.why, sizeof(source.why), "cannot be read");
     fclose(source.file);
+    if (source.error && source.place.line)
+        return refuse(source.error, why, bytes, "%s:%u: %s", path, source.place.line, source.why);
     if (source.error)
-        return refuse(source.error, why, bytes, "%s:%d: %s", path, source.line, source.why);
+        return refuse(source.error, why, bytes, "%s: %s", path, source.why);
     if (rc > 0)
         return refuse(-EINVAL, why, bytes,
                       "%s:%d: neither a [section], nor KEY = VALUE, nor a comment (# or ;)", path,
@@ -395,7 +460,8 @@ static int is_overlay(const struct dirent *entry) {
            strcmp(entry->d_name + length - 5, ".conf") == 0;
 }
 
-static int load_overlays(const char *path, struct lk_config *config, char *why, size_t bytes) {
+static int load_overlays(const char *path, struct lk_config *config, struct lk_origins *origins,
+                         char *why, size_t bytes) {
     char folder[4096], file[4096 + 256];
     struct dirent **entries;
     int rc = 0;
@@ -408,84 +474,127 @@ static int load_overlays(const char *path, struct lk_config *config, char *why, 
     for (int i = 0; i < count; i++) {
         snprintf(file, sizeof(file), "%s/%s", folder, entries[i]->d_name);
         if (!rc)
-            rc = load_file(file, config, why, bytes);
+            rc = load_file(file, config, origins, why, bytes);
         free(entries[i]);
     }
     free(entries);
     return rc;
 }
 
-int lk_config_load(const char *path, struct lk_config *ret, char *why, size_t why_bytes) {
+int lk_config_load(const char *path, struct lk_config *ret, struct lk_origins *ret_origins,
+                   char *why, size_t why_bytes) {
     struct lk_config config;
     lk_config_defaults(&config);
-    int rc = load_file(path, &config, why, why_bytes);
+    lk_origins_open(ret_origins, path);
+    int rc = load_file(path, &config, ret_origins, why, why_bytes);
     if (!rc)
-        rc = load_overlays(path, &config, why, why_bytes);
+        rc = load_overlays(path, &config, ret_origins, why, why_bytes);
     if (!rc)
         *ret = config;
     return rc;
 }
 
-int lk_config_set(struct lk_config *config, const char *assignment, char *why, size_t why_bytes) {
+int lk_config_set(struct lk_config *config, struct lk_origins *origins, const char *option,
+                  const char *assignment, char *why, size_t why_bytes) {
     char text[LINE_BYTES], reason[512];
+    const struct place place = {origins, lk_origins_source(origins, option), 0};
     const char *equals = strchr(assignment, '=');
     size_t length = equals ? (size_t)(equals - assignment) : 0;
     if (!equals || length >= sizeof(text))
-        return refuse(-EINVAL, why, why_bytes, "--set '%s': not of the form SECTION.KEY=VALUE",
-                      assignment);
+        return refuse(-EINVAL, why, why_bytes, "%s: not of the form SECTION.KEY=VALUE", option);
     memcpy(text, assignment, length);
     text[length] = 0;
     char *dot = strrchr(text, '.'); /* a pool's name may have dots, a key has none */
     if (!dot)
-        return refuse(-EINVAL, why, why_bytes, "--set '%s': not of the form SECTION.KEY=VALUE",
-                      assignment);
+        return refuse(-EINVAL, why, why_bytes, "%s: not of the form SECTION.KEY=VALUE", option);
     *dot = 0;
-    int rc = assign(config, text, dot + 1, equals + 1, reason, sizeof(reason));
-    return rc ? refuse(rc, why, why_bytes, "--set '%s': %s", assignment, reason) : 0;
+    int rc = assign(config, &place, text, dot + 1, equals + 1, reason, sizeof(reason));
+    return rc ? refuse(rc, why, why_bytes, "%s: %s", option, reason) : 0;
 }
 
 /* ---- what ties values together ---- */
 
-static const char *pool_invalid(const struct lk_pool_config *pool, char *text, size_t bytes) {
+static bool is_said(const struct lk_config *config, const struct lk_origins *origins,
+                    const void *field) {
+    return lk_origins_find(origins, (size_t)((const char *)field - (const char *)config));
+}
+
+const char *lk_config_place(const struct lk_config *config, const struct lk_origins *origins,
+                            const void *field, char text[LK_PLACE_BYTES]) {
+    return lk_origins_place(origins, (size_t)((const char *)field - (const char *)config), text);
+}
+
+void lk_config_settle(struct lk_config *config, const struct lk_origins *origins) {
+    if (!is_said(config, origins, &config->max_channels_per_uid) &&
+        config->max_channels_per_uid > config->max_channels)
+        config->max_channels_per_uid = config->max_channels;
+}
+
+/* The key that a sentence of lk_geometry_invalid() begins with. */
+static const void *named_field(const struct lk_pool_config *pool, const char *reason) {
+    size_t length = strcspn(reason, " ");
+    for (const struct key *key = pool_keys; key->name; key++)
+        if (strlen(key->name) == length && strncmp(key->name, reason, length) == 0)
+            return (const char *)pool + key->offset;
+    return pool;
+}
+
+/* -> NULL, or the field that is wrong with a sentence in text. */
+static const void *pool_wrong(const struct lk_config *config, const struct lk_origins *origins,
+                              const struct lk_pool_config *pool, char *text, size_t bytes) {
     char reason[256];
     for (const struct key *key = pool_keys; key->name; key++) {
         uint64_t value = 0;
         memcpy(&value, (const char *)pool + key->offset, key->type == SIZE ? 8 : 4);
         if (key->low > 0 && !value) {
             snprintf(text, bytes, "[pool %s] does not say %s", pool->name, key->name);
-            return text;
+            return pool;
         }
     }
-    if (lk_geometry_invalid(&pool->geometry, reason, sizeof(reason)))
+    if (lk_geometry_invalid(&pool->geometry, reason, sizeof(reason))) {
         snprintf(text, bytes, "[pool %s] %s", pool->name, reason);
-    else if (pool->budget < pool->geometry.page_tokens)
-        snprintf(text, bytes, "[pool %s] budget: %u tokens are less than a page, page_tokens %u",
-                 pool->name, pool->budget, pool->geometry.page_tokens);
-    else
+        return named_field(pool, reason);
+    }
+    if (pool->budget >= pool->geometry.page_tokens)
         return NULL;
-    return text;
+    snprintf(text, bytes, "[pool %s] budget: %u tokens are less than a page, page_tokens %u",
+             pool->name, pool->budget, pool->geometry.page_tokens);
+    return is_said(config, origins, &pool->budget) ? &pool->budget : &pool->geometry.page_tokens;
 }
 
-const char *lk_config_invalid(const struct lk_config *config, char *text, size_t bytes) {
-    if (config->socket[0] != '/')
-        snprintf(text, bytes, "[daemon] socket: '%s' is not an absolute path", config->socket);
-    else if (config->pools == 0)
+/* The same of the whole. */
+static const void *wrong(const struct lk_config *config, const struct lk_origins *origins,
+                         char *text, size_t bytes) {
+    const void *field = NULL;
+    if (config->pools == 0) {
         snprintf(
             text, bytes,
             "there is no [pool NAME] section: it says which model's pages to hold, and how many");
-    else if (config->max_channels_per_uid > config->max_channels)
+        return &config->pools; /* said nowhere */
+    }
+    if (config->max_channels_per_uid > config->max_channels) {
         snprintf(text, bytes, "[limits] max_channels_per_uid: %u is more than max_channels, %u",
                  config->max_channels_per_uid, config->max_channels);
-    else if (config->max_pages_per_uid && config->max_pages > config->max_pages_per_uid)
+        return &config->max_channels_per_uid;
+    }
+    if (config->max_pages_per_uid && config->max_pages > config->max_pages_per_uid) {
         snprintf(text, bytes,
                  "[limits] max_pages: %" PRIu64 " is more than max_pages_per_uid, %" PRIu64,
                  config->max_pages, config->max_pages_per_uid);
-    else {
-        for (uint32_t i = 0; i < config->pools; i++)
-            if (pool_invalid(&config->pool[i], text, bytes))
-                return text;
-        return NULL;
+        return &config->max_pages;
     }
+    for (uint32_t i = 0; i < config->pools && !field; i++)
+        field = pool_wrong(config, origins, &config->pool[i], text, bytes);
+    return field;
+}
+
+const char *lk_config_invalid(const struct lk_config *config, const struct lk_origins *origins,
+                              char *text, size_t bytes) {
+    char place[LK_PLACE_BYTES], reason[512];
+    const void *field = wrong(config, origins, reason, sizeof(reason));
+    if (!field)
+        return NULL;
+    snprintf(text, bytes, "%s%s", lk_config_place(config, origins, field, place), reason);
     return text;
 }
 
@@ -513,7 +622,7 @@ static void write_section(struct writer *w, const struct key *keys, const char *
         int32_t number = 0;
         memcpy(&size, field, key->type == SIZE ? sizeof(size) : 0);
         memcpy(&number, field, is_number ? sizeof(number) : 0);
-        if (key->type == TEXT)
+        if (key->type == TEXT || key->type == PATH)
             put(w, "%s = %s\n", key->name, field);
         else if (key->type == SWITCH)
             put(w, "%s = %s\n", key->name, *field ? "yes" : "no");
@@ -539,10 +648,10 @@ void lk_config_text(const struct lk_config *config, char text[LK_CONFIG_TEXT_BYT
 }
 
 static size_t field_bytes(const struct key *key) {
-    return key->type == TEXT     ? (size_t)key->high
-           : key->type == SWITCH ? sizeof(bool)
-           : key->type == SIZE   ? 8
-                                 : 4;
+    return key->type == TEXT || key->type == PATH ? (size_t)key->high
+           : key->type == SWITCH                  ? sizeof(bool)
+           : key->type == SIZE                    ? 8
+                                                  : 4;
 }
 
 static void reload_section(const char *section, const struct key *keys, void *running,

@@ -16,6 +16,7 @@
 
 #include "../kernels/kernels.h"
 #include "../shm_protocol/locks_abi.h"
+#include "origin.h"
 
 #define LK_POOLS_MAX         16    /* pools of a daemon: one a model geometry */
 #define LK_CHANNELS_MAX      256   /* client connections */
@@ -67,13 +68,22 @@ struct lk_config {
 };
 
 void lk_config_defaults(struct lk_config *ret);
-/* -> 0, or -errno with "FILE:LINE: ..." in why. ret is untouched on failure. */
-int lk_config_load(const char *path, struct lk_config *ret, char *why, size_t why_bytes);
-/* One "SECTION.KEY=VALUE", as "daemon.threads=2" or "pool default.head_dim=64". As
- * lk_config_load(). */
-int lk_config_set(struct lk_config *config, const char *assignment, char *why, size_t why_bytes);
-/* NULL if consistent (pools present, bounds tied together), else the reason. */
-const char *lk_config_invalid(const struct lk_config *config, char *text, size_t bytes);
+/* -> 0; -EINVAL: something wrong in a file; another -errno: a file cannot be read; with
+ * "FILE:LINE: ..." in why. ret is untouched on failure; ret_origins: where each value is said. */
+int lk_config_load(const char *path, struct lk_config *ret, struct lk_origins *ret_origins,
+                   char *why, size_t why_bytes);
+/* One "SECTION.KEY=VALUE", as "daemon.threads=2" or "pool default.head_dim=64", which `option` of
+ * the command line says. -> 0, or -EINVAL with "OPTION: ..." in why. */
+int lk_config_set(struct lk_config *config, struct lk_origins *origins, const char *option,
+                  const char *assignment, char *why, size_t why_bytes);
+/* Once all is said: a default that follows another value does so. */
+void lk_config_settle(struct lk_config *config, const struct lk_origins *origins);
+/* NULL if consistent (pools present, bounds tied together), else the reason, its place first. */
+const char *lk_config_invalid(const struct lk_config *config, const struct lk_origins *origins,
+                              char *text, size_t bytes);
+/* Where the field of *config was said: "FILE:12: " and the like -> text */
+const char *lk_config_place(const struct lk_config *config, const struct lk_origins *origins,
+                            const void *field, char text[LK_PLACE_BYTES]);
 /* As a file that lk_config_load() reads back to the same, every key said. */
 void lk_config_text(const struct lk_config *config, char text[LK_CONFIG_TEXT_BYTES]);
 

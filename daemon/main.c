@@ -28,6 +28,7 @@
 struct daemon {
     struct lk_options options;
     struct lk_config config;
+    struct lk_origins origins;
     struct lk_started started;
     struct lk_server server;
     char why[1024];
@@ -131,6 +132,10 @@ static int print_config(const struct lk_config *config) {
     return print(text);
 }
 
+static int config_failed(int rc) {
+    return rc == -EINVAL ? EX_CONFIG : rc == -ENOMEM ? EX_OSERR : EX_NOINPUT;
+}
+
 int main(int argc, char **argv) {
     static struct daemon daemon;
     struct lk_options *options = &daemon.options;
@@ -145,11 +150,12 @@ int main(int argc, char **argv) {
         return print(lk_options_help);
     if (options->action == LK_PRINT_VERSION)
         return print("locksd " LK_VERSION "\n");
-    rc = lk_options_config(options, &daemon.config, daemon.why, sizeof(daemon.why));
+    rc =
+        lk_options_config(options, &daemon.config, &daemon.origins, daemon.why, sizeof(daemon.why));
     if (rc) {
         lk_log(LK_LOG_ERROR, "%s", daemon.why);
         lk_listener_turn_away(NULL);
-        return rc == -ENOENT || rc == -EACCES ? EX_NOINPUT : EX_CONFIG;
+        return config_failed(rc);
     }
     return options->action == LK_CHECK_CONFIG ? print_config(&daemon.config) : run(&daemon);
 }

@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define SEE_HELP "; locksd --help lists the options"
+
 const char lk_options_help[] =
     "usage: locksd [--config FILE] [--foreground] [--socket PATH] [--set SECTION.KEY=VALUE]...\n"
     "       locksd [--config FILE] [--set SECTION.KEY=VALUE]... --check-config\n"
@@ -20,7 +22,7 @@ const char lk_options_help[] =
     "                       set a key after the files, as --set \"pool default.head_dim=64\"\n"
     "  --socket PATH        socket to listen at, over the configuration's\n"
     "  --foreground         write for people instead of the journal\n"
-    "  --version, --help\n"
+    "  --version, --help, -h\n"
     "\n"
     "SIGTERM and SIGINT drain and stop, a second one stops at once; SIGHUP reloads.\n"
     "Manual: locksd(8), locksd.conf(5); ask a running daemon with locksctl(1).\n";
@@ -45,7 +47,7 @@ static int parse_one(int argc, char **argv, int *at, struct lk_options *options,
         options->action = LK_CHECK_CONFIG;
     else if (strcmp(argument, "--version") == 0)
         options->action = LK_PRINT_VERSION;
-    else if (strcmp(argument, "--help") == 0)
+    else if (strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0)
         options->action = LK_PRINT_HELP;
     else if (strcmp(argument, "--foreground") == 0)
         options->foreground = true;
@@ -60,46 +62,59 @@ static int parse_one(int argc, char **argv, int *at, struct lk_options *options,
         }
         options->set[options->sets++] = value;
     } else {
-        snprintf(why, bytes, "unknown option '%s'; locksd --help lists the options", argument);
+        snprintf(why, bytes, "unknown option '%s'" SEE_HELP, argument);
         return -EINVAL;
     }
     if (value)
         return 0;
-    snprintf(why, bytes, "%s: its value is missing", argument);
+    snprintf(why, bytes, "%s: its value is missing" SEE_HELP, argument);
     return -EINVAL;
+}
+
+/* What the command line says of the configuration. */
+static int apply(const struct lk_options *options, struct lk_config *config,
+                 struct lk_origins *origins, char *why, size_t bytes) {
+    char option[512], assignment[512];
+    int rc = 0;
+    for (uint32_t i = 0; i < options->sets && !rc; i++) {
+        snprintf(option, sizeof(option), "--set '%s'", options->set[i]);
+        rc = lk_config_set(config, origins, option, options->set[i], why, bytes);
+    }
+    if (rc || !options->socket)
+        return rc;
+    snprintf(option, sizeof(option), "--socket '%s'", options->socket);
+    snprintf(assignment, sizeof(assignment), "daemon.socket=%s", options->socket);
+    return lk_config_set(config, origins, option, assignment, why, bytes);
 }
 
 int lk_options_parse(int argc, char **argv, struct lk_options *ret, char *why, size_t why_bytes) {
     struct lk_options options = {.action = LK_RUN, .config = LK_CONFIG_PATH};
-    for (int at = 1; at < argc; at++) {
-        int rc = parse_one(argc, argv, &at, &options, why, why_bytes);
-        if (rc)
-            return rc;
-    }
-    *ret = options;
-    return 0;
-}
-
-int lk_options_config(const struct lk_options *options, struct lk_config *ret, char *why,
-                      size_t why_bytes) {
-    struct lk_config config;
-    int rc = lk_config_load(options->config, &config, why, why_bytes);
-    for (uint32_t i = 0; i < options->sets && !rc; i++)
-        rc = lk_config_set(&config, options->set[i], why, why_bytes);
+    struct lk_config alone;
+    struct lk_origins origins;
+    int rc = 0;
+    for (int at = 1; at < argc && !rc; at++)
+        rc = parse_one(argc, argv, &at, &options, why, why_bytes);
     if (rc)
         return rc;
-    if (options->socket) {
-        char assignment[4096];
-        snprintf(assignment, sizeof(assignment), "daemon.socket=%s", options->socket);
-        rc = lk_config_set(&config, assignment, why, why_bytes);
-        if (rc)
-            return rc;
-    }
-    char reason[512];
-    if (lk_config_invalid(&config, reason, sizeof(reason))) {
-        snprintf(why, why_bytes, "%s: %s", options->config, reason);
+    lk_config_defaults(&alone);
+    lk_origins_open(&origins, options.config);
+    rc = apply(&options, &alone, &origins, why, why_bytes);
+    if (!rc)
+        *ret = options;
+    return rc;
+}
+
+int lk_options_config(const struct lk_options *options, struct lk_config *ret,
+                      struct lk_origins *ret_origins, char *why, size_t why_bytes) {
+    struct lk_config config;
+    int rc = lk_config_load(options->config, &config, ret_origins, why, why_bytes);
+    if (!rc)
+        rc = apply(options, &config, ret_origins, why, why_bytes);
+    if (rc)
+        return rc;
+    lk_config_settle(&config, ret_origins);
+    if (lk_config_invalid(&config, ret_origins, why, why_bytes))
         return -EINVAL;
-    }
     *ret = config;
     return 0;
 }

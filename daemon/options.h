@@ -21,12 +21,13 @@ struct lk_options { /* strings are argv's */
     const char *set[LK_SETS_MAX];
 };
 
-/* -> 0, or -EINVAL with a sentence in why. */
+/* Every --set and --socket is looked at by itself, too. -> 0, or -EINVAL with a sentence in why. */
 int lk_options_parse(int argc, char **argv, struct lk_options *ret, char *why, size_t why_bytes);
 /* The file, its overlays, then --set and --socket, checked as a whole. Called again by a reload.
- * -> 0, or -errno with a sentence in why. */
-int lk_options_config(const struct lk_options *options, struct lk_config *ret, char *why,
-                      size_t why_bytes);
+ * -> 0, -EINVAL: the configuration is wrong, another -errno: it cannot be read; with a sentence in
+ * why. ret_origins: where each value is said. */
+int lk_options_config(const struct lk_options *options, struct lk_config *ret,
+                      struct lk_origins *ret_origins, char *why, size_t why_bytes);
 extern const char lk_options_help[];
 
 #endif

@@ -191,8 +191,9 @@ int lk_server_reload(struct lk_server *server, json_t *taken, json_t *restart, c
                      size_t why_bytes) {
     struct changes changes = {taken, restart};
     struct lk_config fresh;
+    struct lk_origins origins;
     lk_notify_reloading();
-    int rc = lk_options_config(server->options, &fresh, why, why_bytes);
+    int rc = lk_options_config(server->options, &fresh, &origins, why, why_bytes);
     if (rc) {
         lk_log(LK_LOG_ERROR, "reload: all stays as it was: %s", why);
     } else {

@@ -172,8 +172,8 @@ done
 # ---- the daemon itself ----
 refuses() { local code=$1 word=$2; shift 2; ends "$code" "$word" "${serve[@]}" "$@"; }
 refuses 78 'there is no [pool NAME] section'
-refuses 78 'is not between' "${pool[@]}" --set 'pool a.memory=1K'
-refuses 78 'is not between' "${pool[@]}" --set 'daemon.threads=100000'
+refuses 64 'is not between' "${pool[@]}" --set 'pool a.memory=1K'
+refuses 64 'is not between' "${pool[@]}" --set 'daemon.threads=100000'
 refuses 71 'workspace of 1048576 MiB' "${pool[@]}" --set daemon.workspace=1T
 refuses 71 'available' "${pool[@]}" --set 'pool a.memory=16T'
 printf 'x' >"$work/file"

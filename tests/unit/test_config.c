@@ -20,6 +20,7 @@
 #define POOL "[pool p]\nlayers=4\nkv_heads=2\ngroup=3\nhead_dim=64\nmemory=16M\n"
 
 static char folder[64], path[128], overlays[160];
+static struct lk_origins origins; /* of what was loaded last */
 
 static void make_folder(void) {
     snprintf(folder, sizeof(folder), "/tmp/locksd-config-XXXXXX");
@@ -50,7 +51,7 @@ static void write_overlay(const char *name, const char *text) {
 
 static int load(const char *text, struct lk_config *ret, char why[1024]) {
     write_file(path, text);
-    return lk_config_load(path, ret, why, 1024);
+    return lk_config_load(path, ret, &origins, why, 1024);
 }
 
 static void load_good(const char *text, struct lk_config *ret) {
@@ -90,7 +91,7 @@ START_TEST(defaults_and_values) {
     ck_assert_uint_eq(config.pool[0].geometry.page_tokens, 16);
     ck_assert_uint_eq(config.pool[0].memory_bytes, 16 << 20);
     ck_assert_uint_eq(config.drain_seconds, 10);
-    ck_assert_ptr_null(lk_config_invalid(&config, (char[512]){0}, 512));
+    ck_assert_ptr_null(lk_config_invalid(&config, &origins, (char[512]){0}, 512));
 }
 END_TEST
 
@@ -140,6 +141,15 @@ static const struct {
     {"[pool p]\ndtype = int8\n", 2, "'int8' is none of bf16, fp16, fp32"},
     {"[pool p]\nscan = quest\n", 2, "'quest' is none of auto, full, coarse, nested, tree"},
     {"[pool p]\nmemory = 1\n", 2, "[pool p] memory: 1 is not between 64K and 64T"},
+    {"[daemon]\nsocket=here\n", 2, "[daemon] socket: 'here' is not an absolute path"},
+    {"[daemon]\nthreads = 4 # note\n", 2,
+     "[daemon] threads: '4 # note': behind a value a comment begins with ;"},
+    {"[daemon]\nsocket = /x\t# note\n", 2, "behind a value a comment begins with ;"},
+    {"[daemon]\nthreads = -1\n", 2, "'-1' is not a number between 0 and 256"},
+    {"[daemon]\ngpu = 99999999999999999999\n", 2, "is not a number between 0 and 63"},
+    {"[limits]\nmax_arena = no\n", 2,
+     "'no' is not a number that may end in K, M, G or T, as in 64G, between 64K and 1T"},
+    {"[pool p]\nlayers = 2\n\n[pool  p]\n", 4, "a second [pool  p]: the first is in line 1"},
     {"[pool ]\n", 1, "pool name '': 1 to 31 letters, digits, '_', '.' or '-'"},
     {"[pool a/b]\n", 1, "pool name 'a/b'"},
     {"[pool abcdefghijklmnopqrstuvwxyzabcdef]\n", 1, "1 to 31 letters"},
@@ -180,7 +190,8 @@ END_TEST
 START_TEST(a_missing_file) {
     struct lk_config config;
     char why[1024] = "";
-    ck_assert_int_eq(lk_config_load("/nowhere/locksd.conf", &config, why, sizeof(why)), -ENOENT);
+    ck_assert_int_eq(lk_config_load("/nowhere/locksd.conf", &config, &origins, why, sizeof(why)),
+                     -ENOENT);
     ck_assert_str_eq(why, "/nowhere/locksd.conf: cannot be opened: No such file or "
                           "directory; --config FILE names another");
 }
@@ -207,47 +218,125 @@ START_TEST(overlays_in_name_order) {
 }
 END_TEST
 
+static int set(struct lk_config *config, const char *assignment, char why[1024]) {
+    char option[256];
+    snprintf(option, sizeof(option), "--set '%s'", assignment);
+    return lk_config_set(config, &origins, option, assignment, why, 1024);
+}
+
 START_TEST(set_on_the_command_line) {
     struct lk_config config;
     char why[1024] = "";
     lk_config_defaults(&config);
-    ck_assert_int_eq(lk_config_set(&config, "pool a.b.head_dim=80", why, sizeof(why)), 0);
+    lk_origins_open(&origins, "none");
+    ck_assert_int_eq(set(&config, "pool a.b.head_dim=80", why), 0);
     ck_assert_str_eq(config.pool[0].name, "a.b");
     ck_assert_uint_eq(config.pool[0].geometry.head_dim, 80);
-    ck_assert_int_eq(lk_config_set(&config, "daemon.socket=/tmp/a.b=c", why, sizeof(why)), 0);
+    ck_assert_int_eq(set(&config, "daemon.socket=/tmp/a.b=c", why), 0);
     ck_assert_str_eq(config.socket, "/tmp/a.b=c");
-    ck_assert_int_eq(lk_config_set(&config, "daemon.threads=x", why, sizeof(why)), -EINVAL);
-    ck_assert_str_eq(why, "--set 'daemon.threads=x': [daemon] threads: 'x' is not a number");
-    ck_assert_int_eq(lk_config_set(&config, "threads=1", why, sizeof(why)), -EINVAL);
+    ck_assert_int_eq(set(&config, "daemon.threads=x", why), -EINVAL);
+    ck_assert_str_eq(why, "--set 'daemon.threads=x': [daemon] threads: 'x' is not a number between "
+                          "0 and 256");
+    ck_assert_int_eq(set(&config, "threads=1", why), -EINVAL);
     ck_assert_str_eq(why, "--set 'threads=1': not of the form SECTION.KEY=VALUE");
-    ck_assert_int_eq(lk_config_set(&config, "daemon.threads", why, sizeof(why)), -EINVAL);
+    ck_assert_int_eq(set(&config, "daemon.threads", why), -EINVAL);
 }
 END_TEST
 
 static const struct {
-    const char *text, *words;
+    const char *text;
+    int line; /* 0: the file as a whole */
+    const char *words;
 } untied[] = {
-    {"", "there is no [pool NAME] section"},
-    {"[daemon]\nsocket=here\n" POOL, "[daemon] socket: 'here' is not an absolute path"},
-    {"[limits]\nmax_channels=2\nmax_channels_per_uid=3\n" POOL,
+    {"", 0, "there is no [pool NAME] section"},
+    {"[limits]\nmax_channels=2\nmax_channels_per_uid=3\n" POOL, 3,
      "[limits] max_channels_per_uid: 3 is more than max_channels, 2"},
-    {"[limits]\nmax_pages=20\nmax_pages_per_uid=10\n" POOL,
+    {"[limits]\nmax_pages=20\nmax_pages_per_uid=10\n" POOL, 2,
      "[limits] max_pages: 20 is more than max_pages_per_uid, 10"},
-    {"[pool q]\n", "[pool q] does not say layers"},
-    {"[pool q]\nlayers=1\nkv_heads=1\ngroup=1\nhead_dim=64\n", "[pool q] does not say memory"},
-    {POOL "head_dim=65\n", "[pool p] head_dim is 65"},
-    {POOL "page_tokens=12\n", "[pool p] page_tokens is 12"},
-    {POOL "rank=3\n", "[pool p] rank is 3"},
-    {POOL "budget=15\n", "[pool p] budget: 15 tokens are less than a page, page_tokens 16"},
+    {POOL "\n[pool q]\n", 8, "[pool q] does not say layers"},
+    {"[pool q]\nlayers=1\nkv_heads=1\ngroup=1\nhead_dim=64\n", 1, "[pool q] does not say memory"},
+    {POOL "head_dim=65\n", 7, "[pool p] head_dim is 65"},
+    {POOL "page_tokens=12\n", 7, "[pool p] page_tokens is 12"},
+    {POOL "\nrank=3\n", 8, "[pool p] rank is 3"},
+    {POOL "budget=15\n", 7, "[pool p] budget: 15 tokens are less than a page, page_tokens 16"},
 };
 
 START_TEST(values_are_tied_together) {
     struct lk_config config;
-    char text[512] = "";
+    char text[512] = "", at[160];
     load_good(untied[_i].text, &config);
-    ck_assert_ptr_nonnull(lk_config_invalid(&config, text, sizeof(text)));
-    ck_assert_msg(strstr(text, untied[_i].words) != NULL, "'%s' lacks '%s'", text,
-                  untied[_i].words);
+    ck_assert_ptr_nonnull(lk_config_invalid(&config, &origins, text, sizeof(text)));
+    if (untied[_i].line)
+        snprintf(at, sizeof(at), "%s:%d: %s", path, untied[_i].line, untied[_i].words);
+    else
+        snprintf(at, sizeof(at), "%s: %s", path, untied[_i].words);
+    ck_assert_msg(strncmp(text, at, strlen(at)) == 0, "'%s' does not begin with '%s'", text, at);
+}
+END_TEST
+
+/* ---- options and files together ---- */
+
+static int read_with(int argc, char **argv, struct lk_config *ret, char why[1024]) {
+    struct lk_options options;
+    int rc = lk_options_parse(argc, argv, &options, why, 1024);
+    ck_assert_msg(rc == 0, "%s", why);
+    options.config = path;
+    return lk_options_config(&options, ret, &origins, why, 1024);
+}
+
+/* Whoever said a thing last is named for it: an overlay, an option. */
+START_TEST(errors_name_who_said_it) {
+    struct lk_config config;
+    char why[1024] = "", at[256];
+    char *plain[] = {"locksd"}, *more[] = {"locksd", "--set", "pool p.head_dim=65"},
+         *other[] = {"locksd", "--set=pool x.layers=2"};
+    write_file(path, POOL);
+    write_overlay("20.conf", "[pool b]\nlayers=2\n");
+    ck_assert_int_eq(read_with(1, plain, &config, why), -EINVAL);
+    snprintf(at, sizeof(at), "%s/20.conf:1: [pool b] does not say kv_heads", overlays);
+    ck_assert_str_eq(why, at);
+    write_overlay("20.conf", "\n[pool p]\n\nrank=3\n");
+    ck_assert_int_eq(read_with(1, plain, &config, why), -EINVAL);
+    snprintf(at, sizeof(at), "%s/20.conf:4: [pool p] rank is 3", overlays);
+    ck_assert_msg(strncmp(why, at, strlen(at)) == 0, "%s", why);
+    write_overlay("20.conf", "");
+    ck_assert_int_eq(read_with(3, more, &config, why), -EINVAL);
+    ck_assert_ptr_eq(strstr(why, "--set 'pool p.head_dim=65': [pool p] head_dim is 65"), why);
+    ck_assert_int_eq(read_with(2, other, &config, why), -EINVAL);
+    ck_assert_str_eq(why, "--set 'pool x.layers=2': [pool x] does not say kv_heads");
+    ck_assert_int_eq(read_with(1, plain, &config, why), 0);
+}
+END_TEST
+
+/* A limit by user that nobody has said is no reason to refuse a smaller one of all. */
+START_TEST(a_default_follows_the_limit_above_it) {
+    struct lk_config config;
+    char why[1024] = "";
+    char *plain[] = {"locksd"}, *said[] = {"locksd", "--set", "limits.max_channels_per_uid=33"};
+    write_file(path, "[limits]\nmax_channels=32\n" POOL);
+    ck_assert_msg(read_with(1, plain, &config, why) == 0, "%s", why);
+    ck_assert_uint_eq(config.max_channels_per_uid, 32);
+    ck_assert_int_eq(read_with(3, said, &config, why), -EINVAL);
+    ck_assert_str_eq(why, "--set 'limits.max_channels_per_uid=33': [limits] max_channels_per_uid: "
+                          "33 is more than max_channels, 32");
+    write_file(path, "[limits]\nmax_channels=128\n" POOL);
+    ck_assert_int_eq(read_with(1, plain, &config, why), 0);
+    ck_assert_uint_eq(config.max_channels_per_uid, 64);
+}
+END_TEST
+
+/* More overlays than there is room for names: places become vague, nothing else. */
+START_TEST(many_overlays) {
+    struct lk_config config;
+    char why[1024] = "", name[32];
+    char *plain[] = {"locksd"};
+    write_file(path, POOL);
+    for (int i = 100; i < 400; i++) {
+        snprintf(name, sizeof(name), "%d.conf", i);
+        write_overlay(name, i < 399 ? "[daemon]\nspin_us=5\n" : "[pool p]\nrank=3\n");
+    }
+    ck_assert_int_eq(read_with(1, plain, &config, why), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(why, ": [pool p] rank is 3"));
 }
 END_TEST
 
@@ -323,9 +412,9 @@ START_TEST(the_example_has_every_key_and_loads) {
     const char *example = "packaging/locksd.conf";
     struct lk_config config;
     char why[1024] = "", all[LK_CONFIG_TEXT_BYTES], section[64] = "", key[64];
-    int keys = 0, rc = lk_config_load(example, &config, why, sizeof(why));
+    int keys = 0, rc = lk_config_load(example, &config, &origins, why, sizeof(why));
     ck_assert_msg(rc == 0, "%s", why);
-    ck_assert_ptr_null(lk_config_invalid(&config, why, sizeof(why)));
+    ck_assert_ptr_null(lk_config_invalid(&config, &origins, why, sizeof(why)));
     lk_config_text(&config, all);
     for (char *line = strtok(all, "\n"); line; line = strtok(NULL, "\n")) {
         if (sscanf(line, "[%63[^]]]", section) == 1 || sscanf(line, "%63[a-z_] =", key) != 1)
@@ -342,7 +431,8 @@ END_TEST
 START_TEST(the_example_states_the_defaults) {
     struct lk_config example, said;
     char why[1024] = "", line[256], key[64];
-    ck_assert_int_eq(lk_config_load("packaging/locksd.conf", &example, why, sizeof(why)), 0);
+    ck_assert_int_eq(lk_config_load("packaging/locksd.conf", &example, &origins, why, sizeof(why)),
+                     0);
     FILE *in = fopen("packaging/locksd.conf", "r"), *out = fopen(path, "w");
     ck_assert(in && out);
     while (fgets(line, sizeof(line), in)) {
@@ -352,7 +442,7 @@ START_TEST(the_example_states_the_defaults) {
     }
     fclose(in);
     fclose(out);
-    int rc = lk_config_load(path, &said, why, sizeof(why));
+    int rc = lk_config_load(path, &said, &origins, why, sizeof(why));
     ck_assert_msg(rc == 0, "%s", why);
     assert_same(&example, &said);
 }
@@ -373,7 +463,10 @@ START_TEST(the_command_line) {
     ck_assert_int_eq(lk_options_parse(2, unknown, &options, why, sizeof(why)), -EINVAL);
     ck_assert_str_eq(why, "unknown option '--threads'; locksd --help lists the options");
     ck_assert_int_eq(lk_options_parse(2, missing, &options, why, sizeof(why)), -EINVAL);
-    ck_assert_str_eq(why, "--set: its value is missing");
+    ck_assert_str_eq(why, "--set: its value is missing; locksd --help lists the options");
+    missing[1] = "--config";
+    ck_assert_int_eq(lk_options_parse(2, missing, &options, why, sizeof(why)), -EINVAL);
+    ck_assert_str_eq(why, "--config: its value is missing; locksd --help lists the options");
     ck_assert_int_eq(lk_options_parse(2, prefix, &options, why, sizeof(why)), -EINVAL);
 }
 END_TEST
@@ -390,6 +483,9 @@ int main(void) {
     tcase_add_test(files, overlays_in_name_order);
     tcase_add_test(files, set_on_the_command_line);
     tcase_add_loop_test(files, values_are_tied_together, 0, sizeof(untied) / sizeof(*untied));
+    tcase_add_test(files, errors_name_who_said_it);
+    tcase_add_test(files, a_default_follows_the_limit_above_it);
+    tcase_add_test(files, many_overlays);
     tcase_add_test(files, written_and_read_back);
     tcase_add_test(files, reload_takes_what_it_may);
     tcase_add_test(files, the_example_has_every_key_and_loads);
