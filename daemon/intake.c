@@ -40,15 +40,9 @@ static int open_memory(struct lk_intake *intake, uint32_t index, char *why, size
         snprintf(why, why_bytes, "[pool %s]: %s", config->name, text);
         return -EINVAL;
     }
-    uint64_t pages = lk_pool_fitting_pages(intake->device, config);
-    if (pages == 0) {
-        snprintf(why, why_bytes,
-                 "[pool %s] memory: %llu bytes hold not even %u pages, they take %llu",
-                 config->name, (unsigned long long)config->memory_bytes, LK_QUAD_PAGES,
-                 (unsigned long long)lk_engine_pool_bytes(intake->device, &config->geometry,
-                                                          LK_QUAD_PAGES));
+    if (lk_pool_invalid(intake->device, config, why, why_bytes))
         return -EINVAL;
-    }
+    uint64_t pages = lk_pool_fitting_pages(intake->device, config);
     pool->config = config;
     pool->index = index;
     pool->max_tokens = lk_pool_max_tokens(config, pages);

@@ -4,6 +4,8 @@
  */
 #include "limits.h"
 
+#include <stdio.h>
+
 #define EXTENT_PAGES ((uint64_t)LK_EXTENT_QUADS * LK_QUAD_PAGES)
 #define PAGES_MAX    (UINT64_C(1) << 31) /* page ids have 32 bits */
 
@@ -31,6 +33,16 @@ uint64_t lk_pool_fitting_pages(enum lk_device device, const struct lk_pool_confi
     }
     uint64_t pages = low * LK_QUAD_PAGES;
     return pages > EXTENT_PAGES ? pages / EXTENT_PAGES * EXTENT_PAGES : pages;
+}
+
+const char *lk_pool_invalid(enum lk_device device, const struct lk_pool_config *config, char *text,
+                            size_t bytes) {
+    if (lk_pool_fitting_pages(device, config))
+        return NULL;
+    snprintf(text, bytes, "[pool %s] memory: %llu bytes hold not even %u pages, they take %llu",
+             config->name, (unsigned long long)config->memory_bytes, LK_QUAD_PAGES,
+             (unsigned long long)lk_engine_pool_bytes(device, &config->geometry, LK_QUAD_PAGES));
+    return text;
 }
 
 /* Largest over the rows of one query, by sample, scan and budget: workspace has a peak where a

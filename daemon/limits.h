@@ -80,6 +80,9 @@ _Static_assert(LK_LIST_MAX <= LK_BATCH_SLOTS, "a list of page ids fits where slo
 uint64_t lk_workspace_bytes(const struct lk_config *config);
 /* Tokens that a sequence of the pool may have. */
 uint64_t lk_pool_max_tokens(const struct lk_pool_config *config, uint64_t pages);
+/* NULL if its memory holds a page, else the reason. */
+const char *lk_pool_invalid(enum lk_device device, const struct lk_pool_config *config, char *text,
+                            size_t bytes);
 /* Pages that fit into the pool's memory: whole extents, or whole quads where there is no extent. */
 uint64_t lk_pool_fitting_pages(enum lk_device device, const struct lk_pool_config *config);
 

@@ -99,7 +99,8 @@ static int run(struct daemon *daemon) {
         return EX_CANTCREAT;
     }
     raise_descriptor_limit(&daemon->config);
-    int code = lk_start(&daemon->config, &daemon->started, daemon->why, sizeof(daemon->why));
+    int code = lk_start(&daemon->config, &daemon->origins, &daemon->started, daemon->why,
+                        sizeof(daemon->why));
     if (code == LK_START_STOPPED) {
         lk_log(LK_LOG_INFO, "stopped before it was ready");
         lk_listener_close(&daemon->server.listener);
@@ -123,12 +124,24 @@ static int print(const char *text) {
     return fputs(text, stdout) < 0 || fflush(stdout) ? EX_IOERR : EX_OK;
 }
 
-static int print_config(const struct lk_config *config) {
+/* Checks what a start would, taking nothing, and prints the values in force. What this machine
+ * lacks now is a warning: another one may run it. */
+static int check_config(struct daemon *daemon) {
     static char text[LK_CONFIG_TEXT_BYTES];
-    char why[256];
+    struct lk_config *config = &daemon->config;
+    struct lk_placement placement;
+    struct lk_access access;
+    int code = lk_start_check(config, &daemon->origins, daemon->why, sizeof(daemon->why));
+    if (code == EX_CONFIG) {
+        lk_log(LK_LOG_ERROR, "%s", daemon->why);
+        return code;
+    }
+    if (code)
+        lk_log(LK_LOG_WARNING, "on this machine it would not start: %s", daemon->why);
+    lk_numa_place(config, &placement);
+    lk_access_open(config->group, &access);
+    lk_report_missing(&access, &placement);
     lk_config_text(config, text);
-    if (lk_memory_invalid(config, why, sizeof(why)))
-        lk_log(LK_LOG_WARNING, "on this machine it would not start: %s", why);
     return print(text);
 }
 
@@ -157,5 +170,5 @@ int main(int argc, char **argv) {
         lk_listener_turn_away(NULL);
         return config_failed(rc);
     }
-    return options->action == LK_CHECK_CONFIG ? print_config(&daemon.config) : run(&daemon);
+    return options->action == LK_CHECK_CONFIG ? check_config(&daemon) : run(&daemon);
 }

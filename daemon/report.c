@@ -40,6 +40,19 @@ static void report_pool(const struct lk_pool_status *pool, const struct lk_pool_
            count_text(config->budget, budget), scans[config->scan]);
 }
 
+void lk_report_missing(const struct lk_access *access, const struct lk_placement *placement) {
+    if (*access->group_name && !access->has_group)
+        lk_log(
+            LK_LOG_WARNING,
+            "daemon.group: there is no group %s on this machine: create it (systemd-sysusers, or "
+            "groupadd %s), then reload (locksctl reload)",
+            access->group_name, access->group_name);
+    if (placement->node >= 0) {
+        bool bound = placement->threads_bound && placement->memory_bound;
+        lk_log(bound ? LK_LOG_INFO : LK_LOG_WARNING, "%s", placement->words);
+    }
+}
+
 void lk_report_start(const struct lk_server *server, uint64_t took_ns) {
     const struct lk_config *config = &server->config;
     struct lk_intake_status status;
@@ -56,13 +69,7 @@ void lk_report_start(const struct lk_server *server, uint64_t took_ns) {
     lk_log(LK_LOG_INFO, "    %u clients at once, %u a user, each with up to %s of arena",
            config->max_channels, config->max_channels_per_uid,
            lk_memory_text(config->max_arena_bytes, arena));
-    if (*server->access.group_name && !server->access.has_group)
-        lk_log(LK_LOG_WARNING, "daemon.group: there is no group %s on this machine",
-               server->access.group_name);
-    if (server->placement->node >= 0) {
-        bool bound = server->placement->threads_bound && server->placement->memory_bound;
-        lk_log(bound ? LK_LOG_INFO : LK_LOG_WARNING, "%s", server->placement->words);
-    }
+    lk_report_missing(&server->access, server->placement);
     int on_node = (int)server->memory->on_node;
     if (on_node >= 0)
         lk_log(on_node < 100 ? LK_LOG_WARNING : LK_LOG_INFO,

@@ -15,6 +15,7 @@
 #include <sysexits.h>
 #include <unistd.h>
 
+#include "../graphs/backend.h"
 #include "../graphs/engine.h"
 #include "limits.h"
 #include "log.h"
@@ -118,37 +119,96 @@ static int run_thread(struct starter *starter) {
     return rc;
 }
 
+/* ---- before anything is taken ---- */
+
 /* A workspace may be smaller than the largest row that the limits allow: not wrong, but worth a
  * word. */
-static void check_workspace(const struct lk_config *config) {
+static void check_workspace(const struct lk_config *config, const struct lk_origins *origins) {
     struct lk_config automatic = *config;
-    char set[16], largest[16];
+    char set[16], largest[16], place[LK_PLACE_BYTES];
     automatic.workspace_bytes = 0;
     uint64_t bytes = lk_workspace_bytes(&automatic) / 2;
     if (config->workspace_bytes && config->workspace_bytes < bytes)
         lk_log(LK_LOG_WARNING,
-               "daemon.workspace is %s, the largest row takes %s: such rows will be refused",
+               "%sdaemon.workspace is %s, the largest row takes %s: such rows will be refused",
+               lk_config_place(config, origins, &config->workspace_bytes, place),
                lk_memory_text(config->workspace_bytes, set), lk_memory_text(bytes, largest));
 }
 
-static void choose_device(struct lk_config *config) {
-    struct lk_geometry geometries[LK_POOLS_MAX];
-    char why[256];
-    for (uint32_t i = 0; i < config->pools; i++)
-        geometries[i] = config->pool[i].geometry;
-    config->resolved =
-        lk_engine_choose(config->device, config->gpu, geometries, config->pools, why, sizeof(why));
-    if (config->device == LK_DEVICE_AUTO && config->resolved == LK_DEVICE_CPU)
-        lk_log(LK_LOG_DEBUG, "device auto is the CPU: %s", why);
+/* So may the pool be than a sequence. */
+static void check_max_tokens(const struct lk_config *config, const struct lk_origins *origins,
+                             const struct lk_pool_config *pool) {
+    uint64_t tokens = lk_pool_fitting_pages(config->resolved, pool) * pool->geometry.page_tokens;
+    char place[LK_PLACE_BYTES];
+    if (pool->max_tokens > tokens)
+        lk_log(LK_LOG_WARNING,
+               "%s[pool %s] max_tokens: %llu tokens are more than the pool has room for, %llu: "
+               "sequences end there",
+               lk_config_place(config, origins, &pool->max_tokens, place), pool->name,
+               (unsigned long long)pool->max_tokens, (unsigned long long)tokens);
 }
 
-int lk_start(struct lk_config *config, struct lk_started *ret, char *why, size_t why_bytes) {
+static int check_pools(const struct lk_config *config, const struct lk_origins *origins, char *why,
+                       size_t bytes) {
+    char reason[256], place[LK_PLACE_BYTES];
+    for (uint32_t i = 0; i < config->pools; i++) {
+        const struct lk_pool_config *pool = &config->pool[i];
+        if (lk_pool_invalid(config->resolved, pool, reason, sizeof(reason))) {
+            snprintf(why, bytes, "%s%s",
+                     lk_config_place(config, origins, &pool->memory_bytes, place), reason);
+            return EX_CONFIG;
+        }
+        check_max_tokens(config, origins, pool);
+    }
+    return 0;
+}
+
+/* Decides what `auto` is; a device that was asked for must be there. */
+static int check_device(struct lk_config *config, const struct lk_origins *origins, char *why,
+                        size_t bytes) {
+    struct lk_geometry geometries[LK_POOLS_MAX];
+    char reason[256] = "", place[LK_PLACE_BYTES];
+    int rc = 0;
+    for (uint32_t i = 0; i < config->pools; i++)
+        geometries[i] = config->pool[i].geometry;
+    config->resolved = lk_engine_choose(config->device, config->gpu, geometries, config->pools,
+                                        reason, sizeof(reason));
+    if (config->device == LK_DEVICE_AUTO && config->resolved == LK_DEVICE_CPU)
+        lk_log(LK_LOG_DEBUG, "device auto is the CPU: %s", reason);
+    if (config->device != LK_DEVICE_CUDA)
+        return 0;
+    rc = lk_cuda_engine_usable(config->gpu, reason, sizeof(reason));
+    for (uint32_t i = 0; i < config->pools && !rc; i++)
+        rc = lk_cuda_engine_holds(&geometries[i], reason, sizeof(reason));
+    if (!rc)
+        return 0;
+    snprintf(why, bytes, "%s[daemon] device = cuda: %s; device = auto or cpu serves from the CPU",
+             lk_config_place(config, origins, &config->device, place), reason);
+    return rc == -ENOTSUP ? EX_CONFIG : EX_OSERR;
+}
+
+int lk_start_check(struct lk_config *config, const struct lk_origins *origins, char *why,
+                   size_t why_bytes) {
+    int code = check_device(config, origins, why, why_bytes);
+    if (code != EX_CONFIG) {
+        int pools = check_pools(config, origins, why, why_bytes);
+        code = pools ? pools : code;
+    }
+    if (code)
+        return code;
+    check_workspace(config, origins);
+    return lk_memory_invalid(config, why, why_bytes) ? EX_OSERR : 0;
+}
+
+/* ---- start ---- */
+
+int lk_start(struct lk_config *config, const struct lk_origins *origins, struct lk_started *ret,
+             char *why, size_t why_bytes) {
     static struct starter starter; /* outlives this call where it is stopped */
     *ret = (struct lk_started){0};
-    choose_device(config);
-    if (lk_memory_invalid(config, why, why_bytes))
-        return EX_OSERR;
-    check_workspace(config);
+    int code = lk_start_check(config, origins, why, why_bytes);
+    if (code)
+        return code;
     lk_numa_place(config, &ret->placement); /* the thread inherits it */
     starter = (struct starter){config, ret, eventfd(0, EFD_CLOEXEC), 0, why, why_bytes};
     int rc = starter.done < 0 ? -errno : run_thread(&starter);

@@ -22,9 +22,15 @@ struct lk_started {
 
 #define LK_START_STOPPED (-1)
 
-/* Main thread, signals blocked. -> 0 and intake runs; an exit code with a sentence in why, ret
- * holds what there is; LK_START_STOPPED: SIGTERM or SIGINT came first, and the caller can only
- * exit, for the thread is still at it. Decides what device `auto` is: config->resolved. */
-int lk_start(struct lk_config *config, struct lk_started *ret, char *why, size_t why_bytes);
+/* All that can be said of a start before anything is taken; warnings go to the log. -> 0; EX_CONFIG
+ * or, where the machine would have to be another, EX_OSERR, with a sentence in why. Decides what
+ * device `auto` is: config->resolved. */
+int lk_start_check(struct lk_config *config, const struct lk_origins *origins, char *why,
+                   size_t why_bytes);
+/* Checks, then takes. Main thread, signals blocked. -> 0 and intake runs; an exit code with a
+ * sentence in why, ret holds what there is; LK_START_STOPPED: SIGTERM or SIGINT came first, and the
+ * caller can only exit, for the thread is still at it. */
+int lk_start(struct lk_config *config, const struct lk_origins *origins, struct lk_started *ret,
+             char *why, size_t why_bytes);
 
 #endif

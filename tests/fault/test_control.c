@@ -139,6 +139,69 @@ START_TEST(ends_with_a_code_and_a_sentence) {
 }
 END_TEST
 
+/* What a start refuses as wrong, the check does, and warns of what it warns of. */
+static const struct {
+    const char *set;
+    int code;
+    const char *words;
+} checks[] = {
+    {"pool default.layers=1024", EX_CONFIG, "hold not even 4 pages, they take "},
+    {"pool default.max_tokens=1M", EX_OK, "1048576 tokens are more than the pool has room for, "},
+    {"daemon.workspace=1K", EX_OK, "daemon.workspace is 1.0 KiB, the largest row takes "},
+    {"daemon.group=no-such-group", EX_OK, "daemon.group: there is no group no-such-group"},
+    {"daemon.numa_node=1000", EX_OK, "bound to node 1000: the "},
+    {"pool default.memory=64T", EX_OK, "it would not start: the pools want 64.0 TiB, but "},
+};
+
+START_TEST(the_check_sees_what_a_start_sees) {
+    struct rig rig;
+    char text[8192];
+    rig_open(&rig, NULL);
+    const char *arguments[] = {"--config", rig.config,     "--check-config",
+                               "--set",    checks[_i].set, NULL};
+    int code = rig_run("locksd", arguments, text, sizeof(text));
+    ck_assert_msg(code == checks[_i].code, "code %d, not %d: %s", code, checks[_i].code, text);
+    assert_has(text, checks[_i].words);
+    arguments[2] = "--foreground";
+    if (code) {
+        ck_assert_int_eq(rig_run("locksd", arguments, text, sizeof(text)), code);
+        assert_has(text, checks[_i].words);
+    } else if (!strstr(checks[_i].set, "64T")) {
+        rig_launch(&rig, arguments + 3);
+        ck_assert_msg(rig_hears(&rig, "READY=1", 30), "%s", rig_log(&rig));
+        assert_has(rig_log(&rig), checks[_i].words);
+        ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    }
+    rig_close(&rig);
+}
+END_TEST
+
+/* A build that has no CUDA says so, and what serves instead. */
+START_TEST(cuda_must_be_in_the_build) {
+    struct rig rig;
+    char text[8192];
+    rig_open(&rig, NULL);
+    for (int i = 0; i < 2; i++) {
+        const char *arguments[] = {"--config",
+                                   rig.config,
+                                   "--set",
+                                   "daemon.device=cuda",
+                                   i ? "--foreground" : "--check-config",
+                                   "--set",
+                                   "daemon.gpu=63",
+                                   NULL};
+        int code = rig_run("locksd", arguments, text, sizeof(text));
+        if (strstr(text, "built without CUDA"))
+            ck_assert_int_eq(code, EX_CONFIG);
+        else
+            ck_assert_int_eq(code, i ? EX_OSERR : EX_OK);
+        assert_has(text, "--set 'daemon.device=cuda': [daemon] device = cuda: ");
+        assert_has(text, "device = auto or cpu serves from the CPU");
+    }
+    rig_close(&rig);
+}
+END_TEST
+
 /* ---- sockets ---- */
 
 static int bind_at(const char *path, int type) {
@@ -553,6 +616,9 @@ int main(void) {
     tcase_add_test(life, warns_of_a_workspace_too_small);
     tcase_add_test(life, stops_while_it_starts);
     tcase_add_loop_test(life, ends_with_a_code_and_a_sentence, 0, sizeof(ends) / sizeof(*ends));
+    tcase_add_loop_test(life, the_check_sees_what_a_start_sees, 0,
+                        sizeof(checks) / sizeof(*checks));
+    tcase_add_test(life, cuda_must_be_in_the_build);
     tcase_add_test(life, replaces_a_stale_socket);
     tcase_add_test(life, does_not_steal_a_live_socket);
     tcase_add_test(life, leaves_a_file_alone);
