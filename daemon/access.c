@@ -49,6 +49,20 @@ static bool in_supplementary(int socket, gid_t group) {
     return found;
 }
 
+/* What an administrator can do for who was refused. */
+static void say_remedy(const struct lk_access *access, char *text, size_t bytes) {
+    const char *group = access->group_name;
+    if (access->has_group)
+        snprintf(text, bytes, ": usermod -aG %s USER, then log in anew", group);
+    else if (*group)
+        snprintf(text, bytes,
+                 "; group %s does not exist: create it (systemd-sysusers, or groupadd %s), then "
+                 "locksctl reload",
+                 group, group);
+    else
+        snprintf(text, bytes, "; name a group in daemon.group, then locksctl reload");
+}
+
 int lk_access_check(const struct lk_access *access, int socket, struct lk_identity *ret, char *why,
                     size_t why_bytes) {
     struct ucred peer;
@@ -63,10 +77,8 @@ int lk_access_check(const struct lk_access *access, int socket, struct lk_identi
         return 0;
     if (access->has_group && (peer.gid == access->group || in_supplementary(socket, access->group)))
         return 0;
-    bool missing = *access->group_name && !access->has_group;
-    snprintf(why, why_bytes, "uid %u may not connect: only %s may%s%s%s", peer.uid,
-             lk_access_describe(access, who, sizeof(who)), missing ? "; group " : "",
-             missing ? access->group_name : "",
-             missing ? ", the configuration's, does not exist" : "");
+    int length = snprintf(why, why_bytes, "uid %u may not connect: only %s may", peer.uid,
+                          lk_access_describe(access, who, sizeof(who)));
+    say_remedy(access, why + length, why_bytes - (size_t)length);
     return -EACCES;
 }

@@ -27,7 +27,7 @@ struct lk_identity {
     gid_t gid;
 };
 
-/* Looks the group up once; may block. */
+/* Looks the group up; may block: at the start, and at a reload. */
 void lk_access_open(const char *group, struct lk_access *ret);
 /* "root, uid 998 and group locks" -> text */
 const char *lk_access_describe(const struct lk_access *access, char *text, size_t bytes);

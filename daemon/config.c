@@ -53,7 +53,7 @@ static const char *const scan_names[] = {"auto", "full", "coarse", "nested", "tr
 #define AT(field) offsetof(struct lk_config, field)
 static const struct key daemon_keys[] = {
     {"socket", AT(socket), PATH, false, 1, LK_PATH_BYTES, NULL},
-    {"group", AT(group), TEXT, false, 0, LK_NAME_BYTES, NULL},
+    {"group", AT(group), TEXT, true, 0, LK_NAME_BYTES, NULL},
     {"device", AT(device), NAMED, false, 0, 2, device_names},
     {"gpu", AT(gpu), U32, false, 0, 63, NULL},
     {"threads", AT(threads), U32, false, 0, LK_CPUS_MAX, NULL},

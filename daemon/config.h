@@ -37,7 +37,7 @@ struct lk_pool_config { /* [pool NAME] */
 struct lk_config {
     /* [daemon] */
     char socket[LK_PATH_BYTES];
-    char group[LK_NAME_BYTES]; /* Unix group that may connect beside the owner and root */
+    char group[LK_NAME_BYTES]; /* Unix group that may connect beside the owner and root (reload) */
     uint32_t device;           /* enum lk_device of graphs/engine.h: auto, cpu, cuda */
     uint32_t gpu;              /* its number, where the device is CUDA */
     uint32_t resolved;         /* no key: the device once the start has decided; auto before */

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "log.h"
+#include "report.h"
 
 #define ACCEPTS_PER_TURN 16
 #define EVENTS           64
@@ -187,6 +188,22 @@ static void note_change(void *context, const char *key, bool taken) {
     json_array_append_new(taken ? changes->taken : changes->restart, json_string(key));
 }
 
+/* The group may have come, gone or changed its number, whatever the file says. */
+static void reload_access(struct lk_server *server, json_t *taken) {
+    struct lk_access old = server->access, *now = &server->access;
+    char who[128];
+    lk_access_open(server->config.group, now);
+    bool renamed = strcmp(old.group_name, now->group_name) != 0; /* noted as a key */
+    bool changed = old.has_group != now->has_group || old.group != now->group;
+    if (*now->group_name && !now->has_group)
+        lk_report_missing(now, server->placement);
+    if (changed)
+        lk_log(LK_LOG_INFO, "reload: %s may connect from now on",
+               lk_access_describe(now, who, sizeof(who)));
+    if (changed && !renamed)
+        json_array_append_new(taken, json_string("daemon.group"));
+}
+
 int lk_server_reload(struct lk_server *server, json_t *taken, json_t *restart, char *why,
                      size_t why_bytes) {
     struct changes changes = {taken, restart};
@@ -200,6 +217,7 @@ int lk_server_reload(struct lk_server *server, json_t *taken, json_t *restart, c
         lk_config_reload(&server->config, &fresh, note_change, &changes);
         lk_log_level(server->config.log_level);
         lk_intake_limits(server->intake, &server->config);
+        reload_access(server, taken);
         lk_log(LK_LOG_INFO, "reloaded %s", server->options->config);
     }
     char words[96];

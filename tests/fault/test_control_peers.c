@@ -12,11 +12,13 @@
 #include <jansson.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -507,8 +509,19 @@ static int expect_refusal(void) {
     struct locks *client;
     if (try_connect(&client) != -EACCES)
         return 1;
+    return strstr(locks_error(NULL), "uid 65534 may not connect: only root and members of group "
+                                     "daemon may: usermod -aG daemon USER, then log in anew")
+               ? 0
+               : 2;
+}
+
+static int expect_no_group(void) {
+    struct locks *client;
+    if (try_connect(&client) != -EACCES)
+        return 1;
     return strstr(locks_error(NULL),
-                  "uid 65534 may not connect: only root and members of group daemon may")
+                  "only root may; group latecomers does not exist: create it ") &&
+                   strstr(locks_error(NULL), ", then locksctl reload")
                ? 0
                : 2;
 }
@@ -552,6 +565,50 @@ START_TEST(strangers_need_the_group) {
     ck_assert_int_eq(as_stranger(65534, member, expect_read_only), 0);
     assert_has(rig_log(&rig), "root and members of group daemon may connect");
     assert_has(rig_log(&rig), "uid 65534 may not connect");
+    stop();
+}
+END_TEST
+
+/* A copy of /etc/group in its place, for this process and its children. -> false: not allowed. */
+static bool own_groups(void) {
+    char command[256];
+    snprintf(command, sizeof(command), "cp /etc/group %s/group", rig.folder);
+    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
+        return false;
+    ck_assert_int_eq(system(command), 0);
+    snprintf(command, sizeof(command), "%s/group", rig.folder);
+    ck_assert_int_eq(mount(command, "/etc/group", NULL, MS_BIND, NULL), 0);
+    return true;
+}
+
+/* The group comes while the daemon runs, and goes: a reload sees it. */
+START_TEST(a_reload_looks_the_group_up_again) {
+    char why[512] = "", *text;
+    rig_open(&rig, "[daemon]\ngroup = latecomers\n");
+    if (!own_groups()) {
+        printf("skipped: no mount namespace may be made here\n");
+        rig_close(&rig);
+        return;
+    }
+    chmod(rig.folder, 0755);
+    rig_launch(&rig, NULL);
+    ck_assert_msg(rig_hears(&rig, "READY=1", 30), "%s", rig_log(&rig));
+    ck_assert_int_eq(as_stranger(4242, 65534, expect_no_group), 0);
+    FILE *groups = fopen("/etc/group", "a");
+    fputs("latecomers:x:4242:\n", groups);
+    fclose(groups);
+    ck_assert_msg(locks_admin(rig.socket, "reload", &text, why, sizeof(why)) == 0, "%s", why);
+    json_t *reply = json_loads(text, 0, NULL);
+    free(text);
+    ck_assert_str_eq(json_string_value(json_array_get(json_object_get(reply, "taken"), 0)),
+                     "daemon.group");
+    json_decref(reply);
+    assert_has(rig_log(&rig), "reload: root and members of group latecomers may connect from now");
+    ck_assert_int_eq(as_stranger(65534, 4242, expect_service), 0);
+    rig_configure(&rig, "[daemon]\ngroup = daemon\n");
+    kill(rig.pid, SIGHUP);
+    ck_assert(rig_logs(&rig, "reload: root and members of group daemon may connect from now", 5));
+    ck_assert_int_eq(as_stranger(65534, 4242, expect_refusal), 0);
     stop();
 }
 END_TEST
@@ -658,6 +715,7 @@ int main(void) {
     tcase_add_test(peers, names_are_made_harmless);
     if (geteuid() == 0) /* others cannot become strangers */
         tcase_add_test(others, strangers_need_the_group);
+    tcase_add_test(others, a_reload_looks_the_group_up_again);
     tcase_add_test(others, a_hung_intake_starves_the_watchdog);
     suite_add_tcase(suite, peers);
     suite_add_tcase(suite, others);
