@@ -18,6 +18,17 @@
 #include "assert.h"
 #include "state.h"
 
+/* What open_buffers() asks for, about. */
+#define BUFFERS_MIB                                                                                \
+    ((int)((LK_BATCHES_IN_FLIGHT *                                                                 \
+                (2 * LK_BATCH_BUILDS * sizeof(struct lk_build) +                                   \
+                 LK_BATCH_COPIES * (sizeof(struct lk_copy) + sizeof(struct lk_batch_copy)) +       \
+                 LK_BATCH_SLOTS * sizeof(uint64_t)) +                                              \
+            LK_CHANNELS_MAX * (LK_QUEUE_SUBMISSIONS * sizeof(struct lk_submission) +               \
+                               LK_QUEUE_LARGE * LK_DESCRIPTOR_BYTES_MAX)) >>                       \
+           20) +                                                                                   \
+     1)
+
 /* ---- open ---- */
 
 static struct lk_ledger_shape ledger_shape(const struct lk_pool *pool) {
@@ -78,7 +89,9 @@ static int open_pools(struct lk_intake *intake, char *why, size_t why_bytes) {
         intake->pool[i].ledger = lk_ledger_view(&intake->ledger, i);
         rc = lk_pool_open(&intake->pool[i]);
         if (rc)
-            snprintf(why, why_bytes, "pool %u: %s", i, strerror(-rc));
+            snprintf(why, why_bytes, "[pool %s]: no memory to keep account of %llu pages: %s",
+                     intake->config.pool[i].name, (unsigned long long)intake->pool[i].view.pages,
+                     strerror(-rc));
     }
     return rc;
 }
@@ -116,7 +129,7 @@ static void place_leases(struct lk_intake *intake, struct lk_pool *pool, uint32_
     }
 }
 
-static int open_objects(struct lk_intake *intake) {
+static int open_objects(struct lk_intake *intake, char *why, size_t why_bytes) {
     uint64_t layers = 0, written = 0;
     for (uint32_t i = 0; i < intake->pools; i++) {
         const struct lk_ledger_shape *shape = &intake->pool[i].ledger.shape;
@@ -130,8 +143,17 @@ static int open_objects(struct lk_intake *intake) {
     intake->layer = calloc(layers, sizeof(*intake->layer));
     intake->lease = calloc(intake->lease_count, sizeof(*intake->lease));
     intake->written = calloc(written, sizeof(*intake->written));
-    if (!intake->sequence || !intake->layer || !intake->lease || !intake->written)
+    if (!intake->sequence || !intake->layer || !intake->lease || !intake->written) {
+        snprintf(why, why_bytes,
+                 "no memory for %u sequences (max_sequences of the pools) and %u leases, %llu KiB",
+                 intake->sequence_count, intake->lease_count,
+                 (unsigned long long)(intake->sequence_count * sizeof(*intake->sequence) +
+                                      layers * sizeof(*intake->layer) +
+                                      intake->lease_count * sizeof(*intake->lease) +
+                                      written * sizeof(*intake->written)) /
+                     1024);
         return -ENOMEM;
+    }
     uint32_t sequence = 0;
     layers = written = 0;
     for (uint32_t i = 0; i < intake->pools; i++) {
@@ -145,7 +167,7 @@ static int open_objects(struct lk_intake *intake) {
     return 0;
 }
 
-static int open_buffers(struct lk_intake *intake) {
+static int open_buffers(struct lk_intake *intake, char *why, size_t why_bytes) {
     int rc = 0;
     for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT && !rc; i++)
         rc = lk_work_alloc(&intake->work[i]);
@@ -154,12 +176,21 @@ static int open_buffers(struct lk_intake *intake) {
     intake->list = calloc(2 * LK_LIST_MAX, sizeof(*intake->list));
     intake->undo = calloc(LK_ROW_TOKENS_MAX, sizeof(*intake->undo));
     intake->signals = calloc(LK_SIGNALS_MAX, sizeof(*intake->signals));
-    intake->command = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    intake->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (!rc && (!intake->list || !intake->undo || !intake->signals))
         rc = -ENOMEM;
-    if (!rc && (intake->command < 0 || intake->epoll < 0))
-        rc = -EMFILE;
+    if (rc) {
+        snprintf(why, why_bytes,
+                 "no memory for the buffers of %d batches and the queues of %d clients, which take "
+                 "some %d MiB: %s",
+                 LK_BATCHES_IN_FLIGHT, LK_CHANNELS_MAX, BUFFERS_MIB, strerror(-rc));
+        return rc;
+    }
+    intake->command = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    intake->epoll = intake->command < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
+    if (intake->epoll < 0) {
+        rc = -errno;
+        snprintf(why, why_bytes, "no descriptors for intake to wait with: %s", strerror(-rc));
+    }
     return rc;
 }
 
@@ -167,7 +198,7 @@ int lk_intake_open(const struct lk_config *config, struct lk_engine *engine, str
                    char *why, size_t why_bytes) {
     struct lk_intake *intake = calloc(1, sizeof(*intake));
     if (!intake) {
-        snprintf(why, why_bytes, "intake: %s", strerror(ENOMEM));
+        snprintf(why, why_bytes, "no memory for intake's state, %zu KiB", sizeof(*intake) / 1024);
         return -ENOMEM;
     }
     intake->config = *config;
@@ -180,13 +211,10 @@ int lk_intake_open(const struct lk_config *config, struct lk_engine *engine, str
     pthread_mutex_init(&intake->call_lock, NULL);
     pthread_cond_init(&intake->called, NULL);
     int rc = open_pools(intake, why, why_bytes);
-    if (!rc) {
-        rc = open_objects(intake);
-        if (!rc)
-            rc = open_buffers(intake);
-        if (rc)
-            snprintf(why, why_bytes, "intake: %s", strerror(-rc));
-    }
+    if (!rc)
+        rc = open_objects(intake, why, why_bytes);
+    if (!rc)
+        rc = open_buffers(intake, why, why_bytes);
     if (rc) {
         lk_intake_close(intake);
         return rc;

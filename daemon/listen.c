@@ -20,6 +20,7 @@
 #include "../shm_protocol/wire.h"
 #include "guard.h"
 
+#define ELSEWHERE         "name another socket (--socket PATH, or socket in [daemon])"
 #define BACKLOG           128
 #define TURNED_AWAY_MAX   1024 /* who knocks on and on does not keep the daemon */
 #define FOLDER_LOCK_TRIES 100  /* of 10 ms: another daemon's look-and-bind takes less than one */
@@ -56,10 +57,9 @@ static int lock_folder(const char *path, char *why, size_t bytes) {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) {
         int rc = -errno;
-        snprintf(
-            why, bytes,
-            "%s: the folder of the socket cannot be opened: %s; create it, or name another socket",
-            folder, strerror(-rc));
+        snprintf(why, bytes,
+                 "%s: the folder of the socket cannot be opened: %s; create it, or " ELSEWHERE,
+                 folder, strerror(-rc));
         return rc;
     }
     for (int i = 0; i < FOLDER_LOCK_TRIES; i++) {
@@ -68,7 +68,8 @@ static int lock_folder(const char *path, char *why, size_t bytes) {
         poll(NULL, 0, 10);
     }
     close(fd);
-    snprintf(why, bytes, "%s: somebody else holds a lock on the folder of the socket", folder);
+    snprintf(why, bytes, "%s: somebody else holds a lock on the folder of the socket; " ELSEWHERE,
+             folder);
     return -EBUSY;
 }
 
@@ -78,7 +79,9 @@ static int clear_path(const struct sockaddr_un *address, char *why, size_t bytes
     if (lstat(address->sun_path, &file))
         return errno == ENOENT ? 0 : -errno;
     if (!S_ISSOCK(file.st_mode)) {
-        snprintf(why, bytes, "%s exists and is no socket: it is left alone", address->sun_path);
+        snprintf(why, bytes,
+                 "%s exists and is no socket: it is left alone; remove it, or " ELSEWHERE,
+                 address->sun_path);
         return -EEXIST;
     }
     int probe = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -88,8 +91,10 @@ static int clear_path(const struct sockaddr_un *address, char *why, size_t bytes
     close(probe);
     if (rc == ECONNREFUSED || rc == ENOENT)
         return unlink(address->sun_path) && errno != ENOENT ? -errno : 0;
-    snprintf(why, bytes, "%s: somebody listens there already%s%s", address->sun_path,
-             rc == 0 || rc == EAGAIN ? ", a running locksd it seems" : ": ",
+    snprintf(why, bytes,
+             "%s: somebody listens there already%s%s; stop it (systemctl stop locksd.socket "
+             "locksd.service), or " ELSEWHERE,
+             address->sun_path, rc == 0 || rc == EAGAIN ? ", a running locksd it seems" : ": ",
              rc == 0 || rc == EAGAIN ? "" : strerror(rc));
     return -EADDRINUSE;
 }
@@ -107,7 +112,9 @@ static int bind_path(int fd, const char *path, char *why, size_t bytes) {
                 listen(fd, BACKLOG)))
         rc = -errno;
     if (rc && !*why)
-        snprintf(why, bytes, "%s: cannot listen there: %s", path, strerror(-rc));
+        snprintf(why, bytes, "%s: cannot listen there: %s; %s" ELSEWHERE, path, strerror(-rc),
+                 rc == -EACCES || rc == -EPERM ? "start as a user who may write in its folder, or "
+                                               : "");
     close(folder);
     return rc;
 }

@@ -121,7 +121,10 @@ static int run(struct daemon *daemon) {
 }
 
 static int print(const char *text) {
-    return fputs(text, stdout) < 0 || fflush(stdout) ? EX_IOERR : EX_OK;
+    if (fputs(text, stdout) >= 0 && fflush(stdout) == 0)
+        return EX_OK;
+    lk_log(LK_LOG_ERROR, "standard output cannot be written: %s", strerror(errno));
+    return EX_IOERR;
 }
 
 /* Checks what a start would, taking nothing, and prints the values in force. What this machine

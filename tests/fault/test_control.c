@@ -231,7 +231,7 @@ START_TEST(does_not_steal_a_live_socket) {
     rig_start(&rig, NULL);
     const char *arguments[] = {"--config", rig.config, "--foreground", NULL};
     ck_assert_int_eq(rig_run("locksd", arguments, text, sizeof(text)), EX_CANTCREAT);
-    assert_has(text, "somebody listens there already");
+    assert_has(text, "somebody listens there already, a running locksd it seems; stop it");
     locks_close(connect_client(&rig));
     ck_assert_int_eq(rig_stop(&rig), EX_OK);
     rig_close(&rig);

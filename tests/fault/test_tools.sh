@@ -182,6 +182,11 @@ ends 73 'cannot be opened' "$build/locksd" --config /dev/null --socket "$work/no
 ends 73 'cannot listen there' "$build/locksd" --config /dev/null --socket /proc/socket "${pool[@]}"
 [ "$(cat "$work/file")" = x ] || fail 'the file in the place of the socket was touched'
 ends 71 'Too many open files' bash -c "ulimit -n 8; exec ${serve[*]@Q} ${pool[*]@Q}"
+for what in --help --version "--config /dev/null ${pool[*]@Q} --check-config"; do
+    ends 74 'standard output cannot be written: No space left on device' bash -c "exec $build/locksd $what >/dev/full"
+done
+nm "$build/locksd" | grep -q __asan_init ||
+    ends 71 'no memory for ' bash -c "ulimit -v 60000; exec ${serve[*]@Q} ${pool[*]@Q} --set daemon.threads=1"
 
 [ "$failures" -eq 0 ] && echo 'tools: all as they should be'
 [ "$failures" -eq 0 ]
