@@ -765,7 +765,7 @@ int main(void) {
     Suite *suite = suite_create("intake");
     TCase *tcase = tcase_create("all");
     tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_set_timeout(tcase, 60);
+    tcase_set_timeout(tcase, 90);
     tcase_add_test(tcase, an_empty_step_is_answered);
     tcase_add_test(tcase, results_are_told);
     tcase_add_test(tcase, ragged_batches);
