@@ -358,8 +358,8 @@ static char *header_text(const struct lk_tensor *tensors, size_t count, size_t *
     return grown;
 }
 
-int lk_safetensors_write(const char *path, const struct lk_tensor *tensors, size_t count, char *why,
-                         size_t why_bytes) {
+int lk_safetensors_write(FILE *file, const char *path, const struct lk_tensor *tensors,
+                         size_t count, char *why, size_t why_bytes) {
     size_t header_bytes = 0;
     uint8_t length[LENGTH_BYTES];
     char *header = header_text(tensors, count, &header_bytes);
@@ -367,16 +367,13 @@ int lk_safetensors_write(const char *path, const struct lk_tensor *tensors, size
         return refuse(-ENOMEM, why, why_bytes, "%s: no memory for its header", path);
     for (int i = 0; i < LENGTH_BYTES; i++)
         length[i] = (uint8_t)((uint64_t)header_bytes >> (8 * i));
-    FILE *file = fopen(path, "we");
-    bool failed = !file || fwrite(length, LENGTH_BYTES, 1, file) != 1 ||
-                  fwrite(header, header_bytes, 1, file) != 1;
+    bool failed =
+        fwrite(length, LENGTH_BYTES, 1, file) != 1 || fwrite(header, header_bytes, 1, file) != 1;
     for (size_t i = 0; i < count && !failed; i++)
         failed = tensors[i].bytes && fwrite(tensors[i].data, tensors[i].bytes, 1, file) != 1;
     if (!failed && fflush(file))
         failed = true;
     int error = failed ? errno : 0;
-    if (file && fclose(file) && !failed)
-        error = errno;
     free(header);
     return error
                ? refuse(-error, why, why_bytes, "%s: cannot be written: %s", path, strerror(error))

@@ -16,6 +16,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #define LK_TENSOR_DIMS_MAX 8
 
@@ -48,9 +49,10 @@ const struct lk_tensor *lk_safetensors_at(const struct lk_safetensors *file, siz
 size_t lk_safetensors_count(const struct lk_safetensors *file);
 
 /* Writes the tensors in the given order; type must be one of the named ones, bytes as the shape
- * says. -> 0, or -errno with a sentence in why; the file is then incomplete. */
-int lk_safetensors_write(const char *path, const struct lk_tensor *tensors, size_t count, char *why,
-                         size_t why_bytes);
+ * says. -> 0 and flushed, or -errno with a sentence in why that names path; the file is then
+ * incomplete. */
+int lk_safetensors_write(FILE *file, const char *path, const struct lk_tensor *tensors,
+                         size_t count, char *why, size_t why_bytes);
 
 const char *lk_tensor_type_name(enum lk_tensor_type type); /* "F16" */
 uint64_t lk_tensor_element_bytes(enum lk_tensor_type type);

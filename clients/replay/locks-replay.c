@@ -11,6 +11,7 @@
 struct work {
     struct replay_options options;
     struct replay_trace trace;
+    struct lk_output output;
     struct replay_bed bed;
     struct replay_run run, kept;
     struct replay_comparison *comparison;
@@ -35,16 +36,19 @@ static int report(struct work *w) {
 
 static int replay(struct work *w) {
     int rc = replay_trace_open(&w->options, &w->trace, w->why);
+    if (!rc && w->options.out)
+        rc = replay_out_open(&w->options, &w->output, w->why);
     if (!rc)
         rc = replay_bed_open(&w->options, &w->trace, &w->bed, w->why);
     if (!rc)
         rc = replay_run(&w->options, &w->trace, &w->bed, &w->run, &w->kept, w->why);
     if (!rc && w->options.out)
-        rc = replay_out_write(&w->options, &w->trace, &w->run, w->why);
+        rc = replay_out_write(&w->options, &w->trace, &w->run, &w->output, w->why);
     if (!rc && w->options.compare)
         rc = compare(w);
     if (!rc)
         rc = report(w);
+    lk_output_abandon(&w->output);
     replay_bed_close(&w->bed);
     free(w->comparison);
     replay_run_free(&w->run);

@@ -12,6 +12,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sysexits.h>
 
 enum part { OUT, PAGES, WEIGHTS, MASS, PARTS };
@@ -73,8 +74,23 @@ static int describe(const struct replay_trace *t, const struct replay_run *run, 
     return 0;
 }
 
+/* By whatever name or link. */
+static bool same_file(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+int replay_out_open(const struct replay_options *options, struct lk_output *ret, char *why) {
+    if (same_file(options->out, options->trace)) {
+        snprintf(why, REPLAY_WHY_BYTES, "--out: %s is the trace itself, it would be overwritten",
+                 options->out);
+        return EX_USAGE;
+    }
+    return lk_output_open(options->out, ret, why, REPLAY_WHY_BYTES) ? EX_CANTCREAT : 0;
+}
+
 int replay_out_write(const struct replay_options *options, const struct replay_trace *trace,
-                     const struct replay_run *run, char *why) {
+                     const struct replay_run *run, struct lk_output *output, char *why) {
     struct layer_out *outs = calloc(trace->layer_count, sizeof(*outs));
     struct lk_tensor *tensors = calloc((size_t)trace->layer_count * PARTS, sizeof(*tensors));
     int rc = outs && tensors ? 0 : EX_OSERR;
@@ -82,8 +98,9 @@ int replay_out_write(const struct replay_options *options, const struct replay_t
         rc = describe(trace, run, i, &outs[i], tensors + (size_t)i * PARTS);
     if (rc)
         snprintf(why, REPLAY_WHY_BYTES, "%s: no memory to write it", options->out);
-    else if (lk_safetensors_write(options->out, tensors, (size_t)trace->layer_count * PARTS, why,
-                                  REPLAY_WHY_BYTES))
+    else if (lk_safetensors_write(output->file, options->out, tensors,
+                                  (size_t)trace->layer_count * PARTS, why, REPLAY_WHY_BYTES) ||
+             lk_output_commit(output, why, REPLAY_WHY_BYTES))
         rc = EX_CANTCREAT;
     for (uint32_t i = 0; outs && i < trace->layer_count; i++) {
         free(outs[i].pages);

@@ -21,6 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../common/output.h"
 #include "../common/private.h"
 #include "../common/safetensors.h"
 #include "locks.h"
@@ -113,8 +114,11 @@ static inline const struct lk_page_entry *replay_list(const struct replay_trace 
 
 /* ---- out.c ---- */
 
+/* Before anything is run: that it cannot be made is said at once. */
+int replay_out_open(const struct replay_options *options, struct lk_output *ret, char *why);
+/* Complete under its name, or not there at all. */
 int replay_out_write(const struct replay_options *options, const struct replay_trace *trace,
-                     const struct replay_run *run, char *why);
+                     const struct replay_run *run, struct lk_output *output, char *why);
 
 /* ---- compare.c: exact attention, and what each way of choosing pages kept of it ---- */
 

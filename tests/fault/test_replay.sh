@@ -88,6 +88,14 @@ refused 69 'rank is 3' --trace "$(at good)" --rank 3
 refused 69 'page_tokens is 12' --trace "$(at good)" --page-tokens 12
 refused 69 'is locksd running?' --trace "$(at good)" --socket "$work/nothing"
 refused 73 "$work/no/such/folder" --trace "$(at good)" --out "$work/no/such/folder"
+grep -q 'done in' "$work/stderr" && fail 'an output that cannot be made is found only after the work'
+ln -s good.safetensors "$work/symbolic"
+ln "$(at good)" "$work/hard"
+cp "$(at good)" "$work/copy"
+for name in "$(at good)" "$work/symbolic" "$work/hard" "$work/./symbolic"; do
+    refused 64 "$name is the trace itself" --trace "$(at good)" --out "$name"
+done
+cmp "$(at good)" "$work/copy" || fail 'the trace was overwritten'
 refused 64 '--trace FILE is missing'
 refused 64 "unknown option '--trase'" --trase x
 refused 64 "--scan: 'deep' is none of" --trace x --scan deep
@@ -128,9 +136,11 @@ kill "$daemon"; wait "$daemon"; daemon=
 # A private daemon that is never ready dies with the tool, however that dies.
 printf '#!/bin/sh\necho $$ >"%s/pid"\nexec sleep 60\n' "$work" >"$work/sleeper"
 chmod +x "$work/sleeper"
+mkdir "$work/outs"
+echo before >"$work/outs/out"
 for signal in TERM HUP KILL; do
     rm -f "$work/pid"
-    LOCKSD=$work/sleeper "$replay" --trace "$(at good)" >/dev/null 2>&1 &
+    LOCKSD=$work/sleeper "$replay" --trace "$(at good)" --out "$work/outs/out" >/dev/null 2>&1 &
     tool=$!
     for _ in $(seq 100); do [ -s "$work/pid" ] && break; sleep 0.05; done
     kill -"$signal" "$tool"
@@ -139,6 +149,8 @@ for signal in TERM HUP KILL; do
     kill -0 "$(cat "$work/pid")" 2>/dev/null && fail "SIG$signal: the daemon lives on" && kill -9 "$(cat "$work/pid")"
     [ "$signal" = KILL ] && rm -rf "$XDG_RUNTIME_DIR"/locksd-private.* # nobody was left to do it
     [ -z "$(ls -A "$XDG_RUNTIME_DIR")" ] || fail "SIG$signal: left behind: $(find "$XDG_RUNTIME_DIR")"
+    [ "$(cat "$work/outs/out")" = before ] || fail "SIG$signal: the old output is gone"
+    [ "$signal" = KILL ] || [ "$(ls -A "$work/outs")" = out ] || fail "SIG$signal: left behind: $(find "$work/outs")"
 done
 [ "$failures" = 0 ] && echo 'replay: every mistake has words, no daemon is left behind'
 [ "$failures" = 0 ]

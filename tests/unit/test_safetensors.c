@@ -8,8 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "../../clients/common/output.h"
 #include "../../clients/common/safetensors.h"
 
 static char path[64];
@@ -66,7 +68,9 @@ START_TEST(round_trip) {
     };
     struct lk_safetensors *file;
     char shape[64];
-    ck_assert_int_eq(lk_safetensors_write(path, tensors, 4, why, sizeof(why)), 0);
+    FILE *out = fopen(path, "w");
+    ck_assert_int_eq(lk_safetensors_write(out, path, tensors, 4, why, sizeof(why)), 0);
+    fclose(out);
     ck_assert_msg(!lk_safetensors_open(path, &file, why, sizeof(why)), "%s", why);
     ck_assert_uint_eq(lk_safetensors_count(file), 4);
     ck_assert_str_eq(lk_safetensors_path(file), path);
@@ -109,8 +113,46 @@ START_TEST(no_file) {
     make_file("1234567", 7);
     ck_assert_int_eq(lk_safetensors_open(path, &file, why, sizeof(why)), -EINVAL);
     ck_assert_msg(strstr(why, "7 bytes"), "%s", why);
-    ck_assert_int_lt(lk_safetensors_write("/nonexistent/x", NULL, 0, why, sizeof(why)), 0);
+    struct lk_output out;
+    ck_assert_int_eq(lk_output_open("/nonexistent/x", &out, why, sizeof(why)), -ENOENT);
     ck_assert_msg(strstr(why, "/nonexistent/x"), "%s", why);
+    FILE *full = fopen("/dev/full", "w");
+    ck_assert_int_eq(lk_safetensors_write(full, "name", NULL, 0, why, sizeof(why)), -ENOSPC);
+    ck_assert_str_eq(why, "name: cannot be written: No space left on device");
+    fclose(full);
+}
+END_TEST
+
+/* What is there stays until its successor is complete; links are followed, modes kept. */
+START_TEST(an_output_is_whole_or_not_there) {
+    struct lk_output out = {0};
+    struct stat status;
+    char folder[] = "/tmp/locksd-output.XXXXXX", name[64], link[64], text[8];
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    umask(027);
+    snprintf(name, sizeof(name), "%s/name", folder);
+    snprintf(link, sizeof(link), "%s/link", folder);
+    lk_output_abandon(&out);
+    for (int i = 0; i < 3; i++) { /* new, through a link, over what is there */
+        const char *asked = i == 1 ? link : name;
+        ck_assert_msg(!lk_output_open(asked, &out, why, sizeof(why)), "%s", why);
+        ck_assert_int_eq(access(name, F_OK), i ? 0 : -1);
+        fprintf(out.file, "%d", i);
+        ck_assert_msg(!lk_output_commit(&out, why, sizeof(why)), "%s", why);
+        FILE *file = fopen(name, "r");
+        ck_assert_ptr_nonnull(fgets(text, sizeof(text), file));
+        fclose(file);
+        ck_assert_int_eq(text[0], '0' + i);
+        ck_assert_int_eq(stat(name, &status), 0);
+        ck_assert_uint_eq(status.st_mode & 0777, i == 0 ? 0640 : 0604);
+        ck_assert_int_eq(chmod(name, 0604), 0);
+        ck_assert_int_eq(i ? 0 : symlink("name", link), 0);
+    }
+    ck_assert_int_eq(lstat(link, &status), 0);
+    ck_assert(S_ISLNK(status.st_mode));
+    ck_assert_int_eq(lk_output_open(name, &out, why, sizeof(why)), 0);
+    lk_output_abandon(&out);
+    ck_assert_int_eq(unlink(link) | unlink(name) | rmdir(folder), 0); /* nothing else was left */
 }
 END_TEST
 
@@ -214,6 +256,7 @@ int main(void) {
     tcase_add_test(tests, round_trip);
     tcase_add_test(tests, metadata_and_foreign_types_are_read);
     tcase_add_test(tests, no_file);
+    tcase_add_test(tests, an_output_is_whole_or_not_there);
     tcase_add_test(tests, headers_that_are_none);
     tcase_add_test(tests, deep_headers);
     tcase_add_loop_test(tests, entries_that_lie, 0, (int)(sizeof(lies) / sizeof(*lies)));
