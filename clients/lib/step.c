@@ -29,8 +29,30 @@ static int32_t wire_sampled(int32_t sampled) {
     return sampled == LOCKS_SAMPLED_NONE ? 0 : sampled;
 }
 
-static int fill_head(struct locks *l, const struct locks_step *s, uint32_t rows,
+static bool takes_queries(uint16_t op) {
+    return op == LK_OP_DECODE || op == LK_OP_ATTEND || op == LK_OP_ATTEND_TABLE;
+}
+
+/* Values that do not travel as they are: refused here, in the caller's terms. */
+static int check_translated(struct locks *l, uint16_t op, const struct locks_step *s) {
+    if (s->reserved)
+        return lk_client_fail(l, -EINVAL, "locks_step.reserved is %u, not 0", s->reserved);
+    if (takes_queries(op) && s->sampled < 0 && s->sampled != LOCKS_SAMPLED_NONE)
+        return lk_client_fail(l, -EINVAL,
+                              "%s: locks_step.sampled is %d; it may be a number of pages, 0 (the "
+                              "default) or LOCKS_SAMPLED_NONE, %d",
+                              lk_client_op_name(op), s->sampled, LOCKS_SAMPLED_NONE);
+    if (takes_queries(op) && s->scan > UINT16_MAX)
+        return lk_client_fail(l, -EINVAL, "%s: scan mode %u is unknown, modes are 0 to %d",
+                              lk_client_op_name(op), s->scan, LK_SCAN_TREE);
+    return 0;
+}
+
+static int fill_head(struct locks *l, uint16_t op, const struct locks_step *s, uint32_t rows,
                      struct lk_step_desc *ret) {
+    int r = check_translated(l, op, s);
+    if (r)
+        return r;
     *ret = (struct lk_step_desc){
         .pool = s->pool,
         .rows = rows,
@@ -38,7 +60,7 @@ static int fill_head(struct locks *l, const struct locks_step *s, uint32_t rows,
         .sampled = wire_sampled(s->sampled),
         .mass_target = s->mass_target,
         .sm_scale = s->sm_scale,
-        .scan = s->scan > UINT16_MAX ? UINT16_MAX : (uint16_t)s->scan,
+        .scan = (uint16_t)s->scan,
         .dense_below = s->dense_below,
         .sink_pages = s->sink_pages == 0               ? LK_SINK_PAGES_DEFAULT
                       : s->sink_pages == LOCKS_NO_SINK ? 0
@@ -47,9 +69,7 @@ static int fill_head(struct locks *l, const struct locks_step *s, uint32_t rows,
         .results = LK_NONE,
         .timing = LK_NONE,
     };
-    if (s->reserved)
-        return lk_client_fail(l, -EINVAL, "locks_step.reserved is %u, not 0", s->reserved);
-    int r = offset_or_none(l, s->results, "results", LK_ROW_WHOLE, &ret->results);
+    r = offset_or_none(l, s->results, "results", LK_ROW_WHOLE, &ret->results);
     return r ? r : offset_or_none(l, s->timing, "timing", LK_ROW_WHOLE, &ret->timing);
 }
 
@@ -57,7 +77,6 @@ static int fill_head(struct locks *l, const struct locks_step *s, uint32_t rows,
 static int fill_pointers(struct locks *l, uint16_t op, const struct locks_row *row, uint32_t i,
                          struct lk_row_desc *ret) {
     bool kv = op == LK_OP_APPEND || op == LK_OP_DECODE || op == LK_OP_WRITE;
-    bool q = op == LK_OP_DECODE || op == LK_OP_ATTEND || op == LK_OP_ATTEND_TABLE;
     int r = 0;
     if (kv && (r = lk_client_payload(l, row->k, "k", i, &ret->k)))
         return r;
@@ -65,7 +84,7 @@ static int fill_pointers(struct locks *l, uint16_t op, const struct locks_row *r
         return r;
     if (op == LK_OP_WRITE && (r = lk_client_offset(l, row->slots, "slots", i, &ret->slots)))
         return r;
-    if (!q)
+    if (!takes_queries(op))
         return 0;
     if ((r = lk_client_payload(l, row->q, "q", i, &ret->q)))
         return r;
@@ -100,7 +119,7 @@ static int fill(struct locks *l, uint16_t op, const struct locks_step *step,
                 const struct locks_row *rows, uint32_t count, uint32_t bytes,
                 struct lk_step_desc *ret) {
     struct lk_refusal refusal;
-    int r = fill_head(l, step, count, ret);
+    int r = fill_head(l, op, step, count, ret);
     if (!r)
         r = fill_rows(l, op, rows, count, (struct lk_row_desc *)(ret + 1));
     if (!r && lk_step_invalid(op, ret, bytes, &l->bounds, &refusal))

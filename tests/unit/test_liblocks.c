@@ -603,8 +603,13 @@ START_TEST(wrong_arguments_never_reach_the_daemon) {
     EXPECT_WRONG(rows[0].sequence = 0, "row 0: handle 0");
     EXPECT_WRONG(step.budget = 8, "a budget of 8 tokens is smaller than a page, 16 tokens");
     EXPECT_WRONG(step.mass_target = NAN, "mass_target nan");
-    EXPECT_WRONG(step.scan = 65536 + 1, "scan mode");
-    EXPECT_WRONG(step.sampled = -5, "-5 sampled pages");
+    EXPECT_WRONG(step.scan = 65536 + 1, "scan mode 65537 is unknown, modes are 0 to 4");
+    EXPECT_WRONG(step.scan = 5, "scan mode 5 is unknown, modes are 0 to 4");
+    EXPECT_WRONG(step.sampled = -5, "sampled is -5; it may be a number of pages, 0 (the default) "
+                                    "or LOCKS_SAMPLED_NONE, -1");
+    EXPECT_WRONG(step.sampled = INT32_MIN, "sampled is -2147483648");
+    EXPECT_WRONG(step.sink_pages = LOCKS_NO_SINK - 1, "4294967294 sink pages are more than ");
+    EXPECT_WRONG(step.recent_pages = UINT32_MAX, "4294967295 recent pages are not between 1");
     EXPECT_WRONG(step.reserved = 1, "reserved");
     EXPECT_WRONG(step.results = (void *)elsewhere, "results is not in the arena");
     struct locks_step step = {.pool = 4};
