@@ -29,12 +29,10 @@ static const char *hint(int error) {
 int lk_client_dial(const char *path, char *why, size_t why_bytes) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct timeval patience = {.tv_sec = LK_CLIENT_REPLY_SECONDS};
-    if (!path)
-        path = getenv("LOCKSD_SOCKET");
-    if (!path)
+    if (!path && (!(path = getenv("LOCKSD_SOCKET")) || !*path)) /* empty is as good as unset */
         path = LK_SOCKET_PATH;
-    if (strlen(path) >= sizeof(address.sun_path)) {
-        snprintf(why, why_bytes, "the socket's path has %zu bytes, it may have %zu: %s",
+    if (!*path || strlen(path) >= sizeof(address.sun_path)) {
+        snprintf(why, why_bytes, "the socket's path has %zu bytes, it may have 1 to %zu: %s",
                  strlen(path), sizeof(address.sun_path) - 1, path);
         return -EINVAL;
     }

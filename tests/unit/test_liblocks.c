@@ -322,7 +322,18 @@ START_TEST(refusals_of_connect) {
     memset(long_path, 'a', sizeof(long_path) - 1);
     o.socket = long_path;
     ck_assert_int_eq(locks_connect(&o, &untouched), -EINVAL);
-    expect_error("199 bytes, it may have 107");
+    expect_error("199 bytes, it may have 1 to 107");
+    o.socket = "";
+    ck_assert_int_eq(locks_connect(&o, &untouched), -EINVAL);
+    expect_error("0 bytes, it may have 1 to 107");
+    o.socket = NULL;
+    ck_assert_int_eq(setenv("LOCKSD_SOCKET", "", 1), 0); /* as good as unset */
+    if (locks_connect(&o, &untouched))
+        expect_error("cannot connect to " LK_SOCKET_PATH);
+    ck_assert_int_eq(setenv("LOCKSD_SOCKET", "/tmp/no/such/variable", 1), 0);
+    ck_assert_int_eq(locks_connect(&o, &untouched), -ENOENT);
+    expect_error("/tmp/no/such/variable");
+    ck_assert_int_eq(unsetenv("LOCKSD_SOCKET"), 0);
     o.socket = fake.path;
     o.size = 0;
     ck_assert_int_eq(locks_connect(&o, &untouched), -EINVAL);
