@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sysexits.h>
 
+#include "../common/finish.h"
 #include "../common/parallel.h"
 #include "bench.h"
 
@@ -63,7 +64,7 @@ static void print_help(void) {
         "  --json FILE       all figures as JSON, beside the table\n\n"
         "  --version, --help\n\n"
         "Exit codes: 0, whether targets are met or not; 64 usage; 69 no daemon, no GPU or no\n"
-        "CUDA; 71 no memory; 73 FILE cannot be written; 70 anything else. Manual: "
+        "CUDA; 71 no memory; 73 FILE, 74 stdout cannot be written; 70 anything else. Manual:\n"
         "locks-bench(1).\n",
         ROUNDS, ROUNDS, ROUNDS_QUICK);
 }
@@ -216,7 +217,5 @@ int main(int argc, char **argv) {
         printf("locks-bench %s\n", LK_VERSION);
     else if (!rc)
         rc = measure(&request);
-    if (fflush(stdout) && !rc)
-        return EX_IOERR;
-    return rc;
+    return lk_finish("locks-bench", rc);
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sysexits.h>
 
+#include "../common/finish.h"
 #include "locks.h"
 
 static const struct verb {
@@ -40,7 +41,7 @@ static void print_help(void) {
         "  --json         the daemon's answer as it is\n"
         "  --version, --help\n\n"
         "Exit codes: 0; 64 usage; 69 no daemon answers; 77 not allowed; 78 the configuration is\n"
-        "wrong (reload); 76 versions; 70 anything else. Manual: locksctl(1).\n");
+        "wrong (reload); 76 versions; 74 stdout; 70 anything else. Manual: locksctl(1).\n");
 }
 
 static const struct verb *find_verb(const char *name) {
@@ -145,5 +146,5 @@ int main(int argc, char **argv) {
         code = print_answer(&request, text);
         free(text);
     }
-    return fflush(stdout) ? EX_IOERR : code;
+    return lk_finish("locksctl", code);
 }

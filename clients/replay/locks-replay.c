@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <sysexits.h>
 
+#include "../common/finish.h"
+
 struct work {
     struct replay_options options;
     struct replay_trace trace;
@@ -68,7 +70,5 @@ int main(int argc, char **argv) {
         rc = replay(&work);
     if (rc)
         fprintf(stderr, "locks-replay: %s\n", work.why);
-    if (fflush(stdout) && !rc)
-        return EX_IOERR;
-    return rc;
+    return lk_finish("locks-replay", rc);
 }

@@ -110,8 +110,9 @@ ends 0 'a step took' "$replay" --device "$device" --trace "$work/nan" --budget 1
 good=(--device "$device" --trace "$work/good" --budget 16)
 ends 0 'a step took' "$replay" "${good[@]}"
 ends 73 'No space left on device' "$replay" "${good[@]}" --out /dev/full
-for tool in "$replay ${good[*]}" "$replay ${good[*]} --json" "$build/locksctl --help"; do
-    ends 74 '' bash -c "exec $tool >/dev/full"
+for tool in "$replay ${good[*]}" "$replay ${good[*]} --json" "$replay --help" "$replay --version" "$build/locksctl --help" \
+    "$build/locks-bench --help"; do
+    ends 74 "$(basename "${tool%% *}"): standard output cannot be written: No space left on device" bash -c "exec $tool >/dev/full"
 done
 XDG_RUNTIME_DIR=/proc ends 69 'cannot be made' "$replay" "${good[@]}"
 ends 69 'Too many open files' bash -c "ulimit -n 5; exec $replay ${good[*]}"
@@ -159,6 +160,8 @@ serve=("$build/locksd" --config /dev/null --foreground --socket "$socket")
 daemon=$!
 for _ in $(seq 200); do grep -q '^ready' "$work/log" && break; sleep 0.05; done
 ends 0 '"pools"' "$build/locksctl" --socket "$socket" status --json
+ends 74 'No space left on device' bash -c "exec '$build/locksctl' --socket '$socket' pools >/dev/full"
+[ -e /run/locksd/locksd.sock ] || LOCKSD_SOCKET='' ends 69 'cannot connect to /run/locksd/' "$build/locksctl" pools
 ends 73 'socket' "${serve[@]}" "${pool[@]}"
 ends 69 '' "$replay" "${good[@]}" --socket "$socket"
 kill -KILL "$daemon"
