@@ -4,49 +4,36 @@
  */
 #include "choice.h"
 
-#include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "../../kernels/kernels.h"
+#include "../common/measure.h"
 
 #define KIB UINT64_C(1024)
 #define MIB (KIB * KIB)
 
 #define HEADS(q, kv) ((uint64_t)(q) << 32 | (kv))
 
-/* A number with K or M behind it -> what follows, or NULL. */
-static const char *take_number(const char *text, uint64_t low, uint64_t high, uint64_t *ret) {
-    char *end = NULL;
-    errno = 0;
-    uint64_t value = strtoull(text, &end, 10), factor = *end == 'K' ? KIB : *end == 'M' ? MIB : 1;
-    if (*text < '0' || *text > '9' || errno || value > high / factor || value * factor < low)
-        return NULL;
-    *ret = value * factor;
-    return factor > 1 ? end + 1 : end;
-}
-
 static const char *take_context(const char *text, uint64_t *ret) {
-    return take_number(text, KIB, UINT64_C(1) << 26, ret);
+    return lk_number_read(text, KIB, UINT64_C(1) << 26, ret);
 }
 
 static const char *take_batch(const char *text, uint64_t *ret) {
-    return take_number(text, 1, 256, ret);
+    return lk_number_read(text, 1, 256, ret);
 }
 
 static const char *take_page_tokens(const char *text, uint64_t *ret) {
-    const char *rest = take_number(text, 8, 16, ret);
+    const char *rest = lk_number_read(text, 8, 16, ret);
     return rest && (*ret == 8 || *ret == 16) ? rest : NULL;
 }
 
 static const char *take_heads(const char *text, uint64_t *ret) {
     uint64_t q, kv;
-    const char *rest = take_number(text, 1, 1024, &q);
+    const char *rest = lk_number_read(text, 1, 1024, &q);
     if (!rest || *rest != '/')
         return NULL;
-    rest = take_number(rest + 1, 1, 1024, &kv);
+    rest = lk_number_read(rest + 1, 1, 1024, &kv);
     if (!rest || q % kv || q / kv > LK_GROUP_MAX)
         return NULL;
     *ret = HEADS(q, kv);
@@ -99,10 +86,6 @@ static const struct option *find(const char *name) {
         if (strcmp(options[i].name, name) == 0)
             return &options[i];
     return NULL;
-}
-
-bool choice_knows(const char *option) {
-    return find(option) != NULL;
 }
 
 bool choice_take(struct choice *choice, const char *name, const char *text, char *why,

@@ -39,7 +39,6 @@ struct choice {
  * sentence is in why. */
 bool choice_take(struct choice *choice, const char *option, const char *text, char *why,
                  size_t why_bytes);
-bool choice_knows(const char *option); /* is it one of these */
 /* What was not chosen becomes all, or of --quick a few. */
 void choice_complete(struct choice *choice);
 bool choice_wants(const struct choice *choice, enum choice_part part);

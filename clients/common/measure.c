@@ -4,6 +4,7 @@
  */
 #include "measure.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -61,4 +62,15 @@ const char *lk_time_word(double seconds, char text[LK_WORD_BYTES]) {
                              : "%.0f %s",
              seconds, units[unit]);
     return text;
+}
+
+const char *lk_number_read(const char *text, uint64_t low, uint64_t high, uint64_t *ret) {
+    char *end = NULL;
+    errno = 0;
+    uint64_t value = strtoull(text, &end, 10);
+    uint64_t factor = *end == 'K' ? 1024 : *end == 'M' ? UINT64_C(1024) * 1024 : 1;
+    if (*text < '0' || *text > '9' || errno || value > high / factor || value * factor < low)
+        return NULL;
+    *ret = value * factor;
+    return factor > 1 ? end + 1 : end;
 }

@@ -172,6 +172,32 @@ for path in "$socket" "$work" "$work/none" /dev/null; do
     ends 69 'is locksd running?' "$replay" "${good[@]}" --socket "$path"
 done
 
+# ---- what the bench's verbs take ----
+bench() { local word=$1; shift; ends 64 "$word" "$build/locks-bench" "$@"; }
+bench 'unknown option --bogus;' latency --bogus
+bench 'unknown option --bogus;' cpu --bogus=3
+bench 'unknown option --bogus;' --bogus
+bench 'latency does not take --quick, it is of device;' latency --quick
+bench 'cpu does not take --quick, it is of device;' cpu --quick
+bench 'latency does not take --kv-heads, it is of cpu;' latency --kv-heads 3
+bench 'latency does not take --context, it is of cpu device;' latency --context 4K
+bench 'cpu does not take --device, it is of latency;' cpu --device cuda
+bench 'cpu does not take --gpu, it is of latency device;' cpu --gpu=1
+bench 'device does not take --threads, it is of cpu;' --device --threads 2
+bench '--json takes no value;' cpu --json=x
+bench '--rounds: its value is missing;' cpu --rounds
+bench '--json: its value is missing;' device --json
+bench "--context: '4G' is no whole number between 1024 and" cpu --context 4G
+bench "--context: '1023' is no whole number" cpu --context 1023
+bench "--context: '4096M' is no whole number" cpu --context 4096M
+bench "--rounds: '4K' is no whole number between 1 and 1000" cpu --rounds 4K
+bench 'is not a list of' device --context 4K,
+bench 'one verb at a time, not also cpu;' latency cpu
+bench 'unknown verb speed;' speed
+bench 'a verb is missing;'
+bench 'a verb is missing;' --rounds 3
+ends 0 'one row of 4096 tokens' "$build/locks-bench" --context 4K cpu --kv-heads=1 --group 1 --threads 1 --rounds 1
+
 # ---- the daemon itself ----
 refuses() { local code=$1 word=$2; shift 2; ends "$code" "$word" "${serve[@]}" "$@"; }
 refuses 78 'there is no [pool NAME] section'
