@@ -4,14 +4,15 @@
  */
 #include "replay.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sysexits.h>
 
+#include "../common/measure.h"
 #include "../common/parallel.h"
+#include "../common/served.h"
 
 static const char *const scan_names[] = {"auto", "full", "coarse", "nested", "tree"};
 #define SCANS (sizeof(scan_names) / sizeof(*scan_names))
@@ -30,7 +31,8 @@ void replay_options_help(void) {
         "                       tokens - steps + i\n"
         "  --layers 5,20        only these layers\n"
         "  --socket PATH        a running daemon; else a private one is started\n"
-        "  --budget TOKENS      attended by a row, sink and newest page included (512)\n"
+        "  --budget TOKENS      attended by a row, sink and newest page included (512); 2K is "
+        "2048\n"
         "  --sampled PAGES      of the budget that stand for all pages left out (half of the "
         "budget\n"
         "                       from 128 pages on, else 0)\n"
@@ -68,10 +70,9 @@ void replay_options_help(void) {
 
 static int whole(const char *option, const char *text, uint64_t low, uint64_t high, uint64_t *ret,
                  char *why) {
-    char *end = NULL;
-    errno = 0;
-    uint64_t value = strtoull(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end || errno || value < low || value > high)
+    uint64_t value;
+    const char *rest = lk_number_read(text, low, high, &value);
+    if (!rest || *rest)
         return usage(why, "%s: '%s' is no whole number between %" PRIu64 " and %" PRIu64, option,
                      text, low, high);
     *ret = value;
@@ -204,12 +205,30 @@ static int parse_one(int argc, char **argv, int *at, struct replay_options *o, c
     if (equals) {
         char name[32];
         snprintf(name, sizeof(name), "%.*s", (int)(equals - argument), argument);
-        return option(o, name, equals + 1, why);
+        return flag(o, name) ? usage(why, "%s takes no value", name)
+                             : option(o, name, equals + 1, why);
     }
     const char *value = *at + 1 < argc ? argv[*at + 1] : NULL;
     int rc = option(o, argument, value, why);
     *at += 1;
     return rc;
+}
+
+/* What no daemon has, and what would leave nothing to attend. */
+static int check(const struct replay_options *o, char *why) {
+    const char *may = lk_not_served(LK_SERVED_PAGE_TOKENS, o->page_tokens);
+    if (may)
+        return usage(why, "--page-tokens: %" PRIu32 " is not %s", o->page_tokens, may);
+    may = lk_not_served(LK_SERVED_RANK, o->rank);
+    if (may)
+        return usage(why, "--rank: %" PRIu32 " is not %s", o->rank, may);
+    if (o->rank > o->page_tokens)
+        return usage(why, "--rank: %" PRIu32 " is more than --page-tokens, %" PRIu32, o->rank,
+                     o->page_tokens);
+    if (o->budget < o->page_tokens && !o->dense)
+        return usage(why, "--budget: %" PRIu32 " token%s less than a page, %" PRIu32, o->budget,
+                     o->budget == 1 ? " is" : "s are", o->page_tokens);
+    return 0;
 }
 
 int replay_options_parse(int argc, char **argv, struct replay_options *ret, char *why) {
@@ -227,8 +246,5 @@ int replay_options_parse(int argc, char **argv, struct replay_options *ret, char
     }
     if (!ret->trace && !ret->help && !ret->version)
         return usage(why, "--trace FILE is missing; locks-replay --help lists the options");
-    if (ret->budget < ret->page_tokens && !ret->dense)
-        return usage(why, "--budget: %" PRIu32 " tokens are less than a page, %" PRIu32,
-                     ret->budget, ret->page_tokens);
-    return 0;
+    return check(ret, why);
 }

@@ -14,6 +14,8 @@
 #include <string.h>
 #include <sysexits.h>
 
+#include "../common/served.h"
+
 /* Leaves a sentence that names the file, -> EX_DATAERR. */
 #define bad(trace, why, format, ...)                                                               \
     (snprintf(why, REPLAY_WHY_BYTES, "%s: " format, lk_safetensors_path((trace)->file),            \
@@ -95,6 +97,31 @@ static int need(const struct replay_trace *trace, uint32_t number, char part,
     return 0;
 }
 
+/* Before a daemon is asked, which would refuse its pool and not the trace. */
+static int check_served(const struct replay_trace *trace, const struct lk_tensor *q,
+                        const struct lk_tensor *k, char *why) {
+    const struct {
+        enum lk_served_part part;
+        uint32_t value;
+        const struct lk_tensor *tensor;
+        const char *what;
+    } values[] = {
+        {LK_SERVED_HEAD_DIM, trace->head_dim, q, "its head dimension is"},
+        {LK_SERVED_KV_HEADS, trace->kv_heads, k, "its number of KV heads is"},
+        {LK_SERVED_GROUP, trace->group, q, "its number of query heads a KV head is"},
+    };
+    char shape[128];
+    for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++) {
+        const char *may = lk_not_served(values[i].part, values[i].value);
+        if (may)
+            return bad(trace, why, "tensor %s has shape %s: %s %" PRIu32 ", locksd serves %s",
+                       values[i].tensor->name,
+                       lk_tensor_shape_text(values[i].tensor, shape, sizeof(shape)), values[i].what,
+                       values[i].value, may);
+    }
+    return 0;
+}
+
 /* The shape of all, from the first layer's q and k. */
 static int take_shape(struct replay_trace *trace, const struct lk_tensor *q,
                       const struct lk_tensor *k, char *why) {
@@ -119,6 +146,9 @@ static int take_shape(struct replay_trace *trace, const struct lk_tensor *q,
     trace->dtype = q->type == LK_TENSOR_F16    ? LK_DTYPE_FP16
                    : q->type == LK_TENSOR_BF16 ? LK_DTYPE_BF16
                                                : LK_DTYPE_FP32;
+    int rc = check_served(trace, q, k, why);
+    if (rc)
+        return rc;
     uint64_t row = trace->head_dim * lk_tensor_element_bytes(q->type);
     trace->q_bytes = row * trace->q_heads;
     trace->kv_bytes = row * trace->kv_heads;

@@ -58,6 +58,9 @@ trace("heads", q=tensor(8, 3, 64))
 trace("steps", q=tensor(41, 4, 64))
 trace("empty", q=("F16", (0, 4, 64), b""))
 trace("d72", q=tensor(8, 4, 72), k=tensor(40, 2, 72), v=tensor(40, 2, 72))
+trace("d100", q=tensor(8, 4, 100), k=tensor(40, 2, 100), v=tensor(40, 2, 100))
+trace("group33", q=tensor(8, 66, 64))
+trace("heads300", q=tensor(8, 300, 64), k=tensor(40, 300, 64), v=tensor(40, 300, 64))
 trace("no-prompt", q=tensor(40, 4, 64))
 trace("one", q=tensor(1, 4, 64), k=tensor(1, 2, 64), v=tensor(1, 2, 64))
 write(f"{folder}/other.safetensors", {"weight": tensor(3, 3)})
@@ -83,9 +86,17 @@ refused 65 'cut short' --trace "$(at cut)"
 refused 65 'not a trace' --trace "$(at other)"
 refused 65 'no tensor layers.4.q' --trace "$(at good)" --layers 4
 refused 66 'No such file' --trace "$work/nothing"
-refused 69 'head_dim is 72' --trace "$(at d72)"
-refused 69 'rank is 3' --trace "$(at good)" --rank 3
-refused 69 'page_tokens is 12' --trace "$(at good)" --page-tokens 12
+refused 65 'tensor layers.3.q has shape [8, 4, 72]: its head dimension is 72, locksd serves 64, 80, 96' --trace "$(at d72)"
+refused 65 'tensor layers.3.q has shape [8, 4, 100]' --trace "$(at d100)"
+refused 65 'tensor layers.3.q has shape [8, 66, 64]: its number of query heads a KV head is 33, locksd serves 1 to 32' --trace "$(at group33)"
+refused 65 'tensor layers.3.k has shape [40, 300, 64]: its number of KV heads is 300, locksd serves 1 to 256' --trace "$(at heads300)"
+refused 64 '--rank: 3 is not 2, 4, 8 or 16' --trace "$(at good)" --rank 3
+refused 64 '--rank: 5 is not 2, 4, 8 or 16' --trace "$(at good)" --rank 5
+refused 64 '--page-tokens: 12 is not 8, 16, 32 or 64' --trace "$(at good)" --page-tokens 12
+refused 64 '--rank: 16 is more than --page-tokens, 8' --trace "$(at good)" --rank 16 --page-tokens 8
+refused 64 '--json takes no value' --trace "$(at good)" --json=1
+refused 64 '1 token is less than a page' --trace "$(at good)" --budget 1
+refused 64 "--budget: '2G' is no whole number" --trace "$(at good)" --budget 2G
 refused 69 'is locksd running?' --trace "$(at good)" --socket "$work/nothing"
 refused 73 "$work/no/such/folder" --trace "$(at good)" --out "$work/no/such/folder"
 grep -q 'done in' "$work/stderr" && fail 'an output that cannot be made is found only after the work'
@@ -106,6 +117,8 @@ refused 64 "--layers: '' is no whole number" --trace x --layers 5,
 refused 64 'its value is missing' --trace
 LOCKSD=$work/nothing refused 69 "$work/nothing cannot be run" --trace "$(at good)"
 LOCKSD=/bin/false refused 69 'it said nothing' --trace "$(at good)"
+
+"$replay" --device "$device" --trace "$(at good)" --budget 1K 2>/dev/null | grep -qF 'budget 1024 tokens' || fail '--budget 1K'
 
 # Smallest traces: every query from the first token on; one token.
 for name in good no-prompt one; do
