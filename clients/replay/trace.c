@@ -16,6 +16,8 @@
 
 #include "../common/served.h"
 
+#define NAMES_SHOWN 4 /* of a file that is no trace */
+
 /* Leaves a sentence that names the file, -> EX_DATAERR. */
 #define bad(trace, why, format, ...)                                                               \
     (snprintf(why, REPLAY_WHY_BYTES, "%s: " format, lk_safetensors_path((trace)->file),            \
@@ -45,6 +47,20 @@ static bool layer_of(const char *name, uint32_t *ret) {
     return strcmp(name, again) == 0; /* sscanf also takes signs, and what overflows */
 }
 
+static int no_layers(const struct replay_trace *trace, char *why) {
+    char found[512] = "no tensor";
+    size_t count = lk_safetensors_count(trace->file), at = 0;
+    for (size_t i = 0; i < count && i < NAMES_SHOWN; i++)
+        at += (size_t)snprintf(found + at, sizeof(found) - at, "%s%.80s", i ? ", " : "",
+                               lk_safetensors_at(trace->file, i)->name);
+    if (count > NAMES_SHOWN)
+        snprintf(found + at, sizeof(found) - at, " and %zu more", count - NAMES_SHOWN);
+    return bad(trace, why,
+               "no tensor layers.L.q [steps, q_heads, d], layers.L.k or layers.L.v "
+               "[tokens, kv_heads, d]: not a trace; it has %s",
+               found);
+}
+
 static int find_layers(const struct replay_options *options, struct replay_trace *trace,
                        char *why) {
     size_t count = lk_safetensors_count(trace->file);
@@ -65,9 +81,7 @@ static int find_layers(const struct replay_options *options, struct replay_trace
         trace->layers[trace->layer_count++].number = number;
     }
     if (!trace->layer_count)
-        return bad(trace, why,
-                   "no tensor layers.L.q [steps, q_heads, d], layers.L.k or layers.L.v "
-                   "[tokens, kv_heads, d]: not a trace");
+        return no_layers(trace, why);
     qsort(trace->layers, trace->layer_count, sizeof(*trace->layers), ascending);
     return 0;
 }

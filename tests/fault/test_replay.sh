@@ -64,6 +64,8 @@ trace("heads300", q=tensor(8, 300, 64), k=tensor(40, 300, 64), v=tensor(40, 300,
 trace("no-prompt", q=tensor(40, 4, 64))
 trace("one", q=tensor(1, 4, 64), k=tensor(1, 2, 64), v=tensor(1, 2, 64))
 write(f"{folder}/other.safetensors", {"weight": tensor(3, 3)})
+write(f"{folder}/prefixed.safetensors", {f"model.layers.{i}.q": tensor(8, 4, 64) for i in range(6)})
+write(f"{folder}/nothing.safetensors", {})
 data = open(f"{folder}/good.safetensors", "rb").read()
 open(f"{folder}/cut.safetensors", "wb").write(data[:-100])
 EOF
@@ -83,7 +85,9 @@ refused 65 'its 3 query heads are no multiple of the 2 KV heads' --trace "$(at h
 refused 65 'more steps than layers.3.k has tokens, [40, 2, 64]' --trace "$(at steps)"
 refused 65 'dimension 0 must be between 1 and' --trace "$(at empty)"
 refused 65 'cut short' --trace "$(at cut)"
-refused 65 'not a trace' --trace "$(at other)"
+refused 65 'not a trace; it has weight' --trace "$(at other)"
+refused 65 'not a trace; it has model.layers.0.q, model.layers.1.q, model.layers.2.q, model.layers.3.q and 2 more' --trace "$(at prefixed)"
+refused 65 'not a trace; it has no tensor' --trace "$(at nothing)"
 refused 65 'no tensor layers.4.q' --trace "$(at good)" --layers 4
 refused 66 'No such file' --trace "$work/nothing"
 refused 65 'tensor layers.3.q has shape [8, 4, 72]: its head dimension is 72, locksd serves 64, 80, 96' --trace "$(at d72)"
