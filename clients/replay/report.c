@@ -70,7 +70,8 @@ static void print_way(const struct replay_comparison *comparison, enum replay_wa
                  100.0 * (double)v->carriers_read / (double)v->carriers);
     if (reported)
         snprintf(mass, sizeof(mass), "%.4f", *reported);
-    printf("  %-20s %8s %8.4f %14s %14.4f\n", name, mass, v->mass, carriers, v->error);
+    /* Neither is negative, but for the sign of a NaN. */
+    printf("  %-20s %8s %8.4f %14s %14.4f\n", name, mass, fabs(v->mass), carriers, fabs(v->error));
 }
 
 static void print_comparison(const struct replay_comparison *comparison, const struct figures *f) {

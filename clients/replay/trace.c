@@ -206,6 +206,51 @@ static int take_layer(struct replay_trace *trace, uint32_t index, char *why) {
     return 0;
 }
 
+/* ---- values ---- */
+
+/* Elements whose exponent is all ones: NaN and infinity. */
+static uint64_t not_finite(const struct replay_trace *trace, const uint8_t *data, uint64_t bytes) {
+    uint64_t count = 0;
+    if (trace->type == LK_TENSOR_F32) {
+        for (uint64_t i = 0; i < bytes; i += 4) {
+            uint32_t bits;
+            memcpy(&bits, data + i, sizeof(bits));
+            count += (bits & 0x7f800000) == 0x7f800000;
+        }
+        return count;
+    }
+    uint16_t mask = trace->type == LK_TENSOR_F16 ? 0x7c00 : 0x7f80;
+    for (uint64_t i = 0; i < bytes; i += 2) {
+        uint16_t bits;
+        memcpy(&bits, data + i, sizeof(bits));
+        count += (bits & mask) == mask;
+    }
+    return count;
+}
+
+/* Such values are replayed as they are, but what they reach means nothing. */
+static void warn_of_values(const struct replay_trace *trace) {
+    char first[128];
+    uint32_t tensors = 0;
+    for (uint32_t i = 0; i < trace->layer_count; i++)
+        for (int part = 0; part < 3; part++) {
+            const struct replay_layer *layer = &trace->layers[i];
+            const uint8_t *data = part == 0 ? layer->q : part == 1 ? layer->k : layer->v;
+            uint64_t bytes =
+                part == 0 ? trace->steps * trace->q_bytes : trace->tokens * trace->kv_bytes;
+            uint64_t count = not_finite(trace, data, bytes);
+            if (count && !tensors++)
+                snprintf(first, sizeof(first), "layers.%" PRIu32 ".%c (%" PRIu64 " of %" PRIu64 ")",
+                         layer->number, "qkv"[part], count,
+                         bytes / lk_tensor_element_bytes(trace->type));
+        }
+    if (tensors)
+        fprintf(stderr,
+                "locks-replay: warning: %s: values of tensor %s are NaN or infinite; tensors with "
+                "such values: %" PRIu32 ". Figures of steps that they reach mean nothing\n",
+                lk_safetensors_path(trace->file), first, tensors);
+}
+
 int replay_trace_open(const struct replay_options *options, struct replay_trace *ret, char *why) {
     struct replay_trace trace = {0};
     int rc = lk_safetensors_open(options->trace, &trace.file, why, REPLAY_WHY_BYTES);
@@ -214,11 +259,13 @@ int replay_trace_open(const struct replay_options *options, struct replay_trace 
     rc = find_layers(options, &trace, why);
     for (uint32_t i = 0; i < trace.layer_count && !rc; i++)
         rc = take_layer(&trace, i, why);
-    if (rc)
+    if (rc) {
         replay_trace_close(&trace);
-    else
-        *ret = trace;
-    return rc;
+        return rc;
+    }
+    warn_of_values(&trace);
+    *ret = trace;
+    return 0;
 }
 
 void replay_trace_close(struct replay_trace *trace) {

@@ -80,6 +80,10 @@ file("layer-negative", layer("-1"), data)
 file("layer-wraps", layer("4294967296"), data)
 file("layer-padded", layer("00"), data)
 file("nan", good, b"\x00\x7e" * (len(data) // 2))
+k, v = (good[f"layers.0.{part}"]["data_offsets"][0] for part in "kv")
+some = bytearray(data)
+some[k + 100 : k + 104], some[v : v + 2] = b"\x00\x7c\x00\xfe", b"\x01\xfc"  # infinite, NaN; NaN
+file("some", good, bytes(some))
 END
 /usr/bin/python3 "$work/make.py" "$work" || exit 1
 replay=$build/locks-replay
@@ -105,6 +109,13 @@ lies dtype-none 'no "dtype" string'
 for name in layer-negative layer-wraps layer-padded; do lies $name 'not a trace'; done
 for path in "$work" /dev/zero; do ends 65 'not a regular file' "$replay" --device "$device" --trace "$path"; done
 ends 0 'a step took' "$replay" --device "$device" --trace "$work/nan" --budget 16 --compare
+values='values of tensor layers.0.k (2 of 5120) are NaN or infinite; tensors with such values: 2.'
+for budget in 16 640; do
+    ends 0 "$values" "$replay" --device "$device" --trace "$work/some" --budget $budget --compare
+    grep -q -e '-nan' "$work/said" && fail "a figure that is -nan: $(grep -e '-nan' "$work/said")"
+done
+ends 0 'a step took' "$replay" --device "$device" --trace "$work/good" --budget 16 --compare
+grep -q 'warning' "$work/said" && fail "a warning of a good trace: $(cat "$work/said")"
 
 # ---- places that are full, missing or small ----
 good=(--device "$device" --trace "$work/good" --budget 16)
