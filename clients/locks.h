@@ -70,7 +70,8 @@ struct locks_pool {
     uint32_t index, layers, kv_heads, group, head_dim, page_tokens, rank;
     uint32_t dtype; /* enum lk_dtype, of q, k and v */
     uint32_t budget, scan;
-    uint64_t pages, pages_quota, pages_free, max_tokens, memory_bytes;
+    uint64_t pages, pages_quota, pages_free; /* taken by fours: one token takes four pages */
+    uint64_t max_tokens, memory_bytes;
     char name[LK_NAME_BYTES];
 };
 int locks_pool_count(const struct locks *locks);
@@ -113,7 +114,7 @@ struct locks_step { /* zero but for pool: the defaults */
 
 struct locks_row {         /* pointers into the arena; see lk_row_desc for shapes */
     locks_handle sequence; /* or lease */
-    uint64_t position;     /* the layer's length before this row */
+    uint64_t position;     /* the layer's length before this row; WRITE, ATTEND_TABLE: 0 */
     uint32_t layer;
     uint32_t tokens;
     const void *q, *k, *v;
@@ -160,6 +161,7 @@ struct locks_table {
     uint32_t count;
     uint64_t length;
 };
+/* The lease has so many pages, but takes them by fours: one page costs four of the pool. */
 int locks_lease_open(struct locks *locks, uint32_t pool, uint64_t pages, locks_handle *ret);
 int locks_lease_close(struct locks *locks, locks_handle lease);
 int locks_tables(struct locks *locks, locks_handle lease, uint32_t set,
