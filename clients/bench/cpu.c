@@ -102,9 +102,10 @@ static int open_pool(struct bed *bed) {
     int fd;
     if (bytes > available_bytes()) {
         snprintf(bench->why, sizeof(bench->why),
-                 "%" PRIu64 " tokens x %u KV heads take %s of memory, %s are available: "
+                 "%" PRIu64 " tokens x %u KV head%s take %s of memory, %s are available: "
                  "choose a smaller --context or fewer --kv-heads",
-                 bench->context, bench->kv_heads, lk_bytes_word((double)bytes, needed),
+                 bench->context, bench->kv_heads, lk_plural(bench->kv_heads),
+                 lk_bytes_word((double)bytes, needed),
                  lk_bytes_word((double)available_bytes(), there));
         return EX_OSERR;
     }
@@ -307,10 +308,11 @@ int bench_cpu(struct bench *bench) {
         return EX_OSERR;
     snprintf(bench->head, sizeof(bench->head),
              "%s: one row of %" PRIu64
-             " tokens, %u KV heads x group %u, d %d, pages of %d, rank %d, "
-             "bf16, budget %d (%d pages sampled), %u rounds",
-             lk_engine_describe(bed.engine), bench->context, bench->kv_heads, bench->group,
-             HEAD_DIM, PAGE_TOKENS, RANK, BUDGET, BUDGET / PAGE_TOKENS / 2, bench->rounds);
+             " tokens, %u KV head%s x group %u, d %d, pages of %d, rank %d, "
+             "bf16, budget %d (%d pages sampled), %u round%s",
+             lk_engine_describe(bed.engine), bench->context, bench->kv_heads,
+             lk_plural(bench->kv_heads), bench->group, HEAD_DIM, PAGE_TOKENS, RANK, BUDGET,
+             BUDGET / PAGE_TOKENS / 2, bench->rounds, lk_plural(bench->rounds));
     rc = run(&bed);
     free(bed.table);
     free(bed.q);

@@ -161,8 +161,9 @@ static int measure_decode(struct bench *bench, const struct lk_private *daemon) 
     size_t used = strlen(bench->head);
     snprintf(bench->head + used, sizeof(bench->head) - used,
              ";\na real step: one row of %" PRIu64
-             " tokens, 32/8 heads, d 128, %u rounds of %d, the client %s; %s",
-             tokens, bench->rounds, DECODE_STEPS, cuda ? "spins" : "sleeps", engine);
+             " tokens, 32/8 heads, d 128, %u round%s of %d, the client %s; %s",
+             tokens, bench->rounds, lk_plural(bench->rounds), DECODE_STEPS,
+             cuda ? "spins" : "sleeps", engine);
     int rc = connect_to(bench, daemon, cuda ? SPIN_US : 0, &locks);
     if (rc)
         return rc;
@@ -199,8 +200,8 @@ static int measure_with(struct bench *bench, const char *const *sets, size_t cou
 
 int bench_latency(struct bench *bench) {
     snprintf(bench->head, sizeof(bench->head),
-             "Round trip of an empty step between two processes that spin, %u rounds of %d",
-             bench->rounds, EXCHANGES);
+             "Round trip of an empty step between two processes that spin, %u round%s of %d",
+             bench->rounds, lk_plural(bench->rounds), EXCHANGES);
     int rc =
         measure_with(bench, empty_sets, sizeof(empty_sets) / sizeof(*empty_sets), measure_empty);
     return rc ? rc

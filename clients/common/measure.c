@@ -54,6 +54,10 @@ const char *lk_bytes_word(double bytes, char text[LK_WORD_BYTES]) {
 const char *lk_time_word(double seconds, char text[LK_WORD_BYTES]) {
     static const char *const units[] = {"s", "ms", "us", "ns"};
     unsigned unit = 0;
+    if (seconds == 0) {
+        snprintf(text, LK_WORD_BYTES, "0");
+        return text;
+    }
     for (; unit < 3 && seconds < 1; unit++)
         seconds *= 1000;
     snprintf(text, LK_WORD_BYTES,
@@ -62,6 +66,10 @@ const char *lk_time_word(double seconds, char text[LK_WORD_BYTES]) {
                              : "%.0f %s",
              seconds, units[unit]);
     return text;
+}
+
+const char *lk_plural(uint64_t count) {
+    return count == 1 ? "" : "s";
 }
 
 const char *lk_number_read(const char *text, uint64_t low, uint64_t high, uint64_t *ret) {

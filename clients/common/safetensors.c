@@ -17,6 +17,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "measure.h"
+
 #define LENGTH_BYTES     8
 #define HEADER_BYTES_MAX (UINT64_C(100) << 20) /* the format's own limit */
 #define NAME_SHOWN       64                    /* characters of a hostile name in a sentence */
@@ -147,8 +149,8 @@ static int read_place(const struct reader *r, const json_t *entry, uint64_t byte
         return bad(r, "has no \"data_offsets\" [begin, end] with 0 <= begin <= end");
     if (end - *begin != bytes)
         return bad(
-            r, "takes %" PRIu64 " bytes by its data_offsets, %" PRIu64 " by its dtype and shape",
-            end - *begin, bytes);
+            r, "takes %" PRIu64 " byte%s by its data_offsets, %" PRIu64 " by its dtype and shape",
+            end - *begin, lk_plural(end - *begin), bytes);
     if (end > r->data_bytes)
         return bad(
             r, "ends at byte %" PRIu64 " of the data, the file has %" PRIu64 ": it is cut short",
@@ -198,8 +200,9 @@ static int check_tiles(const struct lk_safetensors *f, const uint8_t *data, uint
     }
     return at == data_bytes ? 0
                             : refuse(-EINVAL, why, why_bytes,
-                                     "%s: %" PRIu64 " bytes of data belong to no tensor", f->path,
-                                     data_bytes - at);
+                                     "%s: %" PRIu64 " byte%s of data belong%s to no tensor",
+                                     f->path, data_bytes - at, lk_plural(data_bytes - at),
+                                     data_bytes - at == 1 ? "s" : "");
 }
 
 static int read_entries(struct lk_safetensors *f, const uint8_t *data, uint64_t data_bytes,
@@ -256,8 +259,9 @@ static uint8_t *map_file(struct lk_safetensors *f, int *ret_error, char *why, si
     }
     if (status.st_size < LENGTH_BYTES) {
         snprintf(why, why_bytes,
-                 "%s: no safetensors file: it has %lld bytes, its header length alone takes %d",
-                 f->path, (long long)status.st_size, LENGTH_BYTES);
+                 "%s: no safetensors file: it has %lld byte%s, its header length alone takes %d",
+                 f->path, (long long)status.st_size, lk_plural((uint64_t)status.st_size),
+                 LENGTH_BYTES);
         goto fail;
     }
     void *map = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, fd, 0);

@@ -4,16 +4,19 @@
  */
 #include "ctl.h"
 
+#include <inttypes.h>
 #include <stdio.h>
+
+#include "../common/measure.h"
 
 static void print_work(const json_t *work) {
     char a[CTL_TEXT], b[CTL_TEXT];
     uint64_t read = ctl_number(work, "score_bytes") + ctl_number(work, "select_bytes") +
                     ctl_number(work, "attend_bytes");
     uint64_t dense = ctl_number(work, "dense_bytes");
-    printf("  work       %s submissions, %s refused\n",
-           ctl_count(ctl_number(work, "submissions"), a),
-           ctl_count(ctl_number(work, "refusals"), b));
+    uint64_t submissions = ctl_number(work, "submissions");
+    printf("  work       %s submission%s, %s refused\n", ctl_count(submissions, a),
+           lk_plural(submissions), ctl_count(ctl_number(work, "refusals"), b));
     printf("  rows       %s, %s of them exact\n", ctl_count(ctl_number(work, "rows"), a),
            ctl_count(ctl_number(work, "rows_exact"), b));
     if (!read)
@@ -36,9 +39,9 @@ static void print_placement(const json_t *placement) {
 
 static void print_device_arenas(const json_t *arenas) {
     char count[CTL_TEXT], bytes[CTL_TEXT];
-    printf("  on the GPU %s clients, %s of device arenas\n",
-           ctl_count(ctl_number(arenas, "arenas"), count),
-           ctl_bytes(ctl_number(arenas, "bytes"), bytes));
+    uint64_t clients = ctl_number(arenas, "arenas");
+    printf("  on the GPU %s client%s, %s of device arenas\n", ctl_count(clients, count),
+           lk_plural(clients), ctl_bytes(ctl_number(arenas, "bytes"), bytes));
     printf("  sharing    %s\n", ctl_string(arenas, "sharing"));
 }
 
@@ -60,8 +63,9 @@ void ctl_status(const json_t *reply) {
            ctl_count(ctl_number(reply, "clients"), clients),
            (unsigned)ctl_number(reply, "clients_max"),
            ctl_count(ctl_number(reply, "clients_served"), served));
-    printf("  holding    %u sequences, %u leases\n", (unsigned)ctl_number(reply, "sequences"),
-           (unsigned)ctl_number(reply, "leases"));
+    uint64_t sequences = ctl_number(reply, "sequences"), leases = ctl_number(reply, "leases");
+    printf("  holding    %" PRIu64 " sequence%s, %" PRIu64 " lease%s\n", sequences,
+           lk_plural(sequences), leases, lk_plural(leases));
     print_work(json_object_get(reply, "work"));
     print_placement(json_object_get(reply, "placement"));
     if (json_object_get(reply, "device_arenas"))

@@ -38,7 +38,8 @@ const char *ctl_bytes(uint64_t bytes, char text[CTL_TEXT]) {
     unsigned unit = 0;
     for (; value >= 1024 && unit < 4; unit++)
         value /= 1024;
-    snprintf(text, CTL_TEXT, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
+    snprintf(text, CTL_TEXT, unit ? "%.1f %s" : "%.0f %s", value,
+             bytes == 1 ? "byte" : units[unit]);
     return text;
 }
 

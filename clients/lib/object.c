@@ -53,7 +53,7 @@ static int run_list(struct locks *l, uint16_t op, locks_handle lease, const void
                     uint32_t count, size_t entry_bytes) {
     struct lk_object_desc object = {.handle = lease, .count = count};
     if (count && !list)
-        return lk_client_fail(l, -EINVAL, "%s: the list is NULL and has %u entries",
+        return lk_client_fail(l, -EINVAL, "%s: the list is NULL and its count %u",
                               lk_client_op_name(op), count);
     void *copy = locks_alloc(l, count * entry_bytes);
     if (!copy)

@@ -105,12 +105,12 @@ static bool fits(const struct replay_options *o, const struct replay_trace *t,
 }
 
 static size_t describe(char *text, size_t bytes, const char *head, const struct locks_pool *p) {
-    int length = snprintf(text, bytes,
-                          "%s%" PRIu32 " layers, kv_heads %" PRIu32 ", group %" PRIu32
-                          ", head_dim %" PRIu32 ", page_tokens %" PRIu32 ", rank %" PRIu32
-                          ", dtype %s, %" PRIu64 " tokens a sequence",
-                          head, p->layers, p->kv_heads, p->group, p->head_dim, p->page_tokens,
-                          p->rank, dtype_name(p->dtype), p->max_tokens);
+    int length = snprintf(
+        text, bytes,
+        "%s%" PRIu32 " layer%s, kv_heads %" PRIu32 ", group %" PRIu32 ", head_dim %" PRIu32
+        ", page_tokens %" PRIu32 ", rank %" PRIu32 ", dtype %s, %" PRIu64 " token%s a sequence",
+        head, p->layers, lk_plural(p->layers), p->kv_heads, p->group, p->head_dim, p->page_tokens,
+        p->rank, dtype_name(p->dtype), p->max_tokens, lk_plural(p->max_tokens));
     return (size_t)length < bytes ? (size_t)length : bytes - 1;
 }
 

@@ -125,16 +125,16 @@ void replay_report_text(const struct replay_report *report) {
     const struct replay_options *o = report->options;
     const struct replay_trace *t = report->trace;
     char tokens[LK_WORD_BYTES], append[LK_WORD_BYTES];
-    printf("%s: %" PRIu32 " layer%s of %s tokens, %" PRIu64 " steps, %" PRIu32
-           " KV heads x group %" PRIu32 ", d %" PRIu32 ", %s\n",
-           o->trace, t->layer_count, t->layer_count == 1 ? "" : "s",
-           lk_count_word(t->tokens, tokens), t->steps, t->kv_heads, t->group, t->head_dim,
-           lk_tensor_type_name(t->type));
+    printf("%s: %" PRIu32 " layer%s of %s token%s, %" PRIu64 " step%s, %" PRIu32
+           " KV head%s x group %" PRIu32 ", d %" PRIu32 ", %s\n",
+           o->trace, t->layer_count, lk_plural(t->layer_count), lk_count_word(t->tokens, tokens),
+           lk_plural(t->tokens), t->steps, lk_plural(t->steps), t->kv_heads, lk_plural(t->kv_heads),
+           t->group, t->head_dim, lk_tensor_type_name(t->type));
     if (o->dense)
         printf("dense: all pages attended");
     else
-        printf("budget %" PRIu32 " tokens, %" PRIu32 " pages of %" PRIu32, o->budget,
-               o->budget / o->page_tokens, o->page_tokens);
+        printf("budget %" PRIu32 " tokens, %" PRIu32 " page%s of %" PRIu32, o->budget,
+               o->budget / o->page_tokens, lk_plural(o->budget / o->page_tokens), o->page_tokens);
     if (o->mass > 0)
         printf(", mass target %g", o->mass);
     printf("; rank %" PRIu32 ", scan %s; the prompt was appended in %s\n", o->rank,

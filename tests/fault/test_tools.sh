@@ -114,7 +114,9 @@ for budget in 16 640; do
     ends 0 "$values" "$replay" --device "$device" --trace "$work/some" --budget $budget --compare
     grep -q -e '-nan' "$work/said" && fail "a figure that is -nan: $(grep -e '-nan' "$work/said")"
 done
-ends 0 'a step took' "$replay" --device "$device" --trace "$work/good" --budget 16 --compare
+ends 0 '1 layer of 40 tokens, 8 steps, 2 KV heads' "$replay" --device "$device" --trace "$work/good" --budget 16 --compare
+grep -q '1 page of 16' "$work/said" || fail "no '1 page' in: $(cat "$work/said")"
+grep -q ' 0[.]00 ns' "$work/said" && fail "no time, to two digits: $(cat "$work/said")"
 grep -q 'warning' "$work/said" && fail "a warning of a good trace: $(cat "$work/said")"
 
 # ---- places that are full, missing or small ----
@@ -174,7 +176,7 @@ ends 0 '"pools"' "$build/locksctl" --socket "$socket" status --json
 ends 74 'No space left on device' bash -c "exec '$build/locksctl' --socket '$socket' pools >/dev/full"
 [ -e /run/locksd/locksd.sock ] || LOCKSD_SOCKET='' ends 69 'cannot connect to /run/locksd/' "$build/locksctl" pools
 ends 73 'socket' "${serve[@]}" "${pool[@]}"
-ends 69 '' "$replay" "${good[@]}" --socket "$socket"
+ends 69 'pool a has 1 layer, kv_heads 1' "$replay" "${good[@]}" --socket "$socket"
 kill -KILL "$daemon"
 wait "$daemon" 2>/dev/null
 [ -S "$socket" ] || fail 'the killed daemon has no socket left'
@@ -207,7 +209,7 @@ bench 'one verb at a time, not also cpu;' latency cpu
 bench 'unknown verb speed;' speed
 bench 'a verb is missing;'
 bench 'a verb is missing;' --rounds 3
-ends 0 'one row of 4096 tokens' "$build/locks-bench" --context 4K cpu --kv-heads=1 --group 1 --threads 1 --rounds 1
+ends 0 'one row of 4096 tokens, 1 KV head x group 1, ' "$build/locks-bench" --context 4K cpu --kv-heads=1 --group 1 --threads 1 --rounds 1
 
 # ---- the daemon itself ----
 refuses() { local code=$1 word=$2; shift 2; ends "$code" "$word" "${serve[@]}" "$@"; }

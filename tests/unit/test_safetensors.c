@@ -110,6 +110,9 @@ START_TEST(no_file) {
     ck_assert_msg(strstr(why, "/nonexistent/x"), "%s", why);
     ck_assert_int_eq(lk_safetensors_open("/tmp", &file, why, sizeof(why)), -EINVAL);
     ck_assert_msg(strstr(why, "regular file"), "%s", why);
+    make_file("1", 1);
+    ck_assert_int_eq(lk_safetensors_open(path, &file, why, sizeof(why)), -EINVAL);
+    ck_assert_msg(strstr(why, "it has 1 byte, "), "%s", why);
     make_file("1234567", 7);
     ck_assert_int_eq(lk_safetensors_open(path, &file, why, sizeof(why)), -EINVAL);
     ck_assert_msg(strstr(why, "7 bytes"), "%s", why);
@@ -211,7 +214,7 @@ static const struct {
     {"{\"dtype\":\"U8\",\"shape\":[16],\"data_offsets\":[9223372036854775791,9223372036854775807]}",
      "cut short"},
     {"{\"dtype\":\"U8\",\"shape\":[15],\"data_offsets\":[1,16]}", "hole"},
-    {"{\"dtype\":\"U8\",\"shape\":[15],\"data_offsets\":[0,15]}", "1 bytes of data"},
+    {"{\"dtype\":\"U8\",\"shape\":[15],\"data_offsets\":[0,15]}", "1 byte of data belongs to"},
 };
 
 START_TEST(entries_that_lie) {
