@@ -80,7 +80,12 @@ $(SHM) $(LIB) $(DAEMON) $(O)/daemon/main.o $(BENCH): ALL_C += $(LTO)
 .PHONY: all
 all: $(TOOLS) $(SO) $(O)/liblocks.a $(O)/hello  ## build everything
 
-$(O)/%.o: %.c
+# What the compiler would stumble over, one by one.
+.PHONY: needs
+needs:
+	@pkg-config --exists $(PKGS) 2>/dev/null || packaging/deps.sh --name build
+
+$(O)/%.o: %.c | needs
 	@mkdir -p $(@D)
 	$(CC) $(ALL_C) $(PKG_C) $(ISA) -c $< -o $@
 
@@ -119,7 +124,7 @@ TRACE := tests/data/smollm2-needle.safetensors
 .PHONY: demo
 demo:  ## install what is missing, build, and replay a real trace through a private daemon
 	@packaging/deps.sh build
-	@$(if $(CUDA),[ -e $(O)/locksd ] || echo "building; the CUDA kernels take some minutes")
+	@[ -e $(O)/locksd ] || echo "building: $(if $(CUDA),the CUDA kernels take some minutes,one or two minutes)"
 	@$(MAKE) --no-print-directory -s $(JOBS) all
 	$(O)/locks-replay --trace $(TRACE) --budget 512 --sampled 16 --compare
 
@@ -157,7 +162,7 @@ clean:  ## remove what was built
 
 .PHONY: help
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
+	@awk -F ':.*## *' '/^[a-z-]+:.*##/ {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 include kernels/cuda/cuda.mk
 

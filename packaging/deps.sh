@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# deps.sh GROUP... - install the Debian packages of the groups that are missing; say what to do where that cannot be done.
+# deps.sh [--name] GROUP... - install the Debian packages of the groups that are missing; say what to do where that cannot be
+# done. --name: only name them and how to get them, exit 69.
 set -eu
 
 packages_of() {
@@ -12,12 +13,19 @@ packages_of() {
     esac
 }
 
+name=
+[ "${1:-}" != --name ] || { name=yes; shift; }
 missing=
 for group in "$@"; do
     for package in $(packages_of "$group"); do
         dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
     done
 done
+if [ -n "$name" ]; then
+    echo "Something to build with is missing:${missing:- pkg-config finds none of what $* needs}" >&2
+    echo "\`make demo\` and \`packaging/deps.sh $*\` install Debian's packages; elsewhere they are the headers of these libraries." >&2
+    exit 69
+fi
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" = 0 ]; then as_root=
