@@ -154,7 +154,11 @@ bench: $(TOOLS)  ## measure this machine: latency of a step, bandwidth of the ke
 
 .PHONY: install
 install: all  ## install under DESTDIR/PREFIX
-	packaging/install.sh "$(O)" "$(DESTDIR)" "$(PREFIX)" "$(VERSION)" "$(ABI)"
+	@packaging/install.sh install "$(O)" "$(DESTDIR)" "$(PREFIX)" "$(VERSION)" "$(ABI)"
+
+.PHONY: uninstall
+uninstall:  ## remove what install put there, but a configuration that was edited
+	@packaging/install.sh uninstall "$(O)" "$(DESTDIR)" "$(PREFIX)" "$(VERSION)" "$(ABI)"
 
 .PHONY: clean
 clean:  ## remove what was built

@@ -1,24 +1,73 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# install.sh BUILD DESTDIR PREFIX VERSION ABI - what `make install` does.
+# install.sh install|uninstall BUILD DESTDIR PREFIX VERSION ABI - what `make install` and `make uninstall` do.
+#
+# each_file() is the list of what belongs to an installation, for both. A configuration that was edited stays.
 set -eu
-build=$1 destdir=$2 prefix=$3 version=$4 abi=$5
+verb=$1 build=$2 destdir=$3 prefix=$4 version=$5 abi=$6
 to=$destdir$prefix
+etc=$destdir/etc/locksd
 
-install -d "$to/bin" "$to/sbin" "$to/lib/pkgconfig" "$to/include/locks" "$to/share/man/man1" "$to/share/man/man3" \
-    "$to/share/man/man5" "$to/share/man/man8" "$to/share/doc/locksd" "$to/lib/systemd/system" "$to/lib/sysusers.d" \
-    "$destdir/etc/locksd/locksd.conf.d"
-install -m 755 "$build/locksd" "$to/sbin/"
-install -m 755 "$build/locks-replay" "$build/locksctl" "$build/locks-bench" "$to/bin/"
-install -m 644 clients/locks.h clients/locks_device.cuh shm_protocol/locks_abi.h "$to/include/locks/"
-install -m 644 "$build/liblocks.a" "$to/lib/"
-install -m 755 "$build/liblocks.so.$abi" "$to/lib/"
-ln -sf "liblocks.so.$abi" "$to/lib/liblocks.so"
-sed -e "s|@PREFIX@|$prefix|g" -e "s|@VERSION@|$version|g" clients/lib/liblocks.pc.in >"$to/lib/pkgconfig/liblocks.pc"
-for page in packaging/man/*.[1-8]; do install -m 644 "$page" "$to/share/man/man${page##*.}/"; done
-install -m 644 README.md DECISIONS.md LICENSE clients/examples/hello.c "$to/share/doc/locksd/"
-for unit in packaging/*.service packaging/*.socket; do
-    sed "s|@PREFIX@|$prefix|g" "$unit" >"$to/lib/systemd/system/${unit##*/}"
-done
-install -m 644 packaging/locksd.sysusers "$to/lib/sysusers.d/locksd.conf"
-[ -e "$destdir/etc/locksd/locksd.conf" ] || install -m 644 packaging/locksd.conf "$destdir/etc/locksd/"
+stop() { echo "make $verb: $*" >&2; exit 1; }
+case "$prefix" in
+*[!A-Za-z0-9/._+-]*) stop "PREFIX=$prefix: letters, digits and /._+- only: it goes into units and into liblocks.pc" ;;
+/*) ;;
+*) stop "PREFIX=$prefix is not an absolute path" ;;
+esac
+
+may_write() { # may_write FOLDER: it or the one it would be made in
+    at=$1
+    while [ ! -e "$at" ]; do
+        case $at in /*/*) at=${at%/*} ;; /*) at=/ ;; */*) at=${at%/*} ;; *) at=. ;; esac
+    done
+    [ -w "$at" ] || stop "$1 cannot be written: be root, or choose a folder of yours by PREFIX= (all but /etc) or DESTDIR= (all of it)"
+}
+
+# Calls put MODE SOURCE TARGET, or filled SOURCE TARGET (@PREFIX@ and @VERSION@ are replaced), for each file.
+each_file() {
+    put 755 "$build/locksd" "$to/sbin/locksd"
+    for tool in locks-replay locksctl locks-bench; do put 755 "$build/$tool" "$to/bin/$tool"; done
+    for header in clients/locks.h clients/locks_device.cuh shm_protocol/locks_abi.h; do
+        put 644 "$header" "$to/include/locks/${header##*/}"
+    done
+    put 644 "$build/liblocks.a" "$to/lib/liblocks.a"
+    put 755 "$build/liblocks.so.$abi" "$to/lib/liblocks.so.$abi"
+    filled clients/lib/liblocks.pc.in "$to/lib/pkgconfig/liblocks.pc"
+    for page in packaging/man/*.[1-8]; do put 644 "$page" "$to/share/man/man${page##*.}/${page##*/}"; done
+    for text in README.md DECISIONS.md LICENSE clients/examples/hello.c; do put 644 "$text" "$to/share/doc/locksd/${text##*/}"; done
+    for unit in packaging/*.service packaging/*.socket; do filled "$unit" "$to/lib/systemd/system/${unit##*/}"; done
+    put 644 packaging/locksd.sysusers "$to/lib/sysusers.d/locksd.conf"
+}
+
+elsewhere() { # what nothing finds by itself
+    echo "Nothing looks for units, libraries and manuals under $prefix by itself:"
+    echo "    systemd-sysusers $prefix/lib/sysusers.d/locksd.conf"
+    echo "    systemctl link $prefix/lib/systemd/system/locksd.socket $prefix/lib/systemd/system/locksd.service"
+    echo "    echo $prefix/lib >/etc/ld.so.conf.d/locksd.conf && ldconfig"
+    echo "    export PATH=\$PATH:$prefix/bin:$prefix/sbin MANPATH=:$prefix/share/man PKG_CONFIG_PATH=$prefix/lib/pkgconfig"
+}
+
+may_write "$to"
+may_write "$etc"
+case $verb in
+install)
+    put() { install -D -m "$1" "$2" "$3"; }
+    filled() { install -d "${2%/*}" && sed -e "s|@PREFIX@|$prefix|g" -e "s|@VERSION@|$version|g" "$1" >"$2" && chmod 644 "$2"; }
+    each_file
+    ln -sf "liblocks.so.$abi" "$to/lib/liblocks.so"
+    install -d "$etc/locksd.conf.d"
+    [ -e "$etc/locksd.conf" ] || install -m 644 packaging/locksd.conf "$etc/"
+    case ${prefix%/} in /usr | /usr/local) ;; *) elsewhere ;; esac
+    ;;
+uninstall)
+    put() { rm -f "$3"; }
+    filled() { rm -f "$2"; }
+    each_file
+    rm -f "$to/lib/liblocks.so"
+    if cmp -s packaging/locksd.conf "$etc/locksd.conf"; then rm -f "$etc/locksd.conf"; fi
+    for folder in "$to/include/locks" "$to/share/doc/locksd" "$etc/locksd.conf.d" "$etc"; do
+        if [ -d "$folder" ]; then rmdir "$folder" 2>/dev/null || echo "left, with what is in it: $folder"; fi
+    done
+    ;;
+*) stop 'install or uninstall' ;;
+esac

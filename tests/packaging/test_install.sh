@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 # test_install.sh BUILD - a staged install is complete and usable: hello compiles against it by pkg-config alone, with the
 # shared and the static library, and runs against an installed daemon; only locks_* is exported; man pages and units parse.
+# What cannot work is refused before anything is copied; uninstall leaves nothing but what was edited.
 set -euo pipefail
 build=$(realpath "$1")
 cd "$(dirname "$0")/../.."
@@ -50,5 +51,39 @@ if command -v systemd-analyze >/dev/null; then
     sed -i "s|/usr/sbin/locksd|$root/usr/sbin/locksd|; s|/usr/bin/locksctl|$root/usr/bin/locksctl|" "$root"/usr/lib/systemd/system/*.service
     out=$(systemd-analyze verify --man=no "$root"/usr/lib/systemd/system/locksd.service "$root"/usr/lib/systemd/system/locksd.socket 2>&1 | grep -i locksd || true)
     [ -z "$out" ] || fail "systemd-analyze: $out"
+fi
+
+# ---- where it cannot go, where nothing looks, and away again ----
+stage() { # stage VERB PREFIX: into a folder of its own
+    make -s "$1" O="$build" DESTDIR="$root/stage" PREFIX="$2" >"$root/said" 2>&1
+}
+refused() { # refused PREFIX WORD
+    if stage install "$1"; then fail "PREFIX=$1 was taken"; fi
+    grep -qF -- "$2" "$root/said" || fail "PREFIX=$1: no '$2' in: $(cat "$root/said")"
+    [ ! -e "$root/stage" ] || fail "PREFIX=$1 was refused when something was copied"
+}
+refused opt 'is not an absolute path'
+refused '' 'is not an absolute path'
+refused '/opt/with space' 'letters, digits'
+refused '/opt/a|b' 'letters, digits'
+stage install /usr/local || fail "PREFIX=/usr/local: $(cat "$root/said")"
+[ ! -s "$root/said" ] || fail "PREFIX=/usr/local: $(cat "$root/said")"
+stage uninstall /usr/local || fail "uninstall: $(cat "$root/said")"
+[ -z "$(find "$root/stage" ! -type d)" ] || fail "uninstall left: $(find "$root/stage" ! -type d)"
+[ ! -e "$root/stage/etc/locksd" ] || fail 'uninstall left an empty /etc/locksd'
+stage install /opt/locks || fail "PREFIX=/opt/locks: $(cat "$root/said")"
+for words in 'systemctl link /opt/locks/lib/systemd/system/locksd.socket' 'systemd-sysusers /opt/locks/' 'MANPATH=:/opt/locks/share/man'; do
+    grep -qF -- "$words" "$root/said" || fail "PREFIX=/opt/locks: no '$words' in: $(cat "$root/said")"
+done
+echo '# edited' >>"$root/stage/etc/locksd/locksd.conf"
+stage uninstall /opt/locks || fail "uninstall: $(cat "$root/said")"
+[ "$(find "$root/stage" ! -type d)" = "$root/stage/etc/locksd/locksd.conf" ] || fail "uninstall left: $(find "$root/stage" ! -type d)"
+if [ "$(id -u)" != 0 ]; then as_nobody=
+elif setpriv --reuid=65534 --clear-groups test -r packaging/install.sh 2>/dev/null; then as_nobody='setpriv --reuid=65534 --clear-groups'
+else as_nobody=none; fi
+if [ "$as_nobody" != none ]; then
+    mkdir -m 555 "$root/closed"
+    $as_nobody packaging/install.sh install "$build" "$root/closed" /usr 0 1 >"$root/said" 2>&1 && fail 'a closed folder was written'
+    grep -q 'be root, or .*PREFIX= .*DESTDIR=' "$root/said" || fail "no hint in: $(cat "$root/said")"
 fi
 echo "install: complete"

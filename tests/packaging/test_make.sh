@@ -16,7 +16,7 @@ bare() { # bare TOOL...: a folder for $PATH with these alone
 bare make sh awk sed nproc find
 PATH=$work/bin make help CUDA= >"$work/said" 2>"$work/stderr" || fail "make help: $(cat "$work/stderr")"
 [ ! -s "$work/stderr" ] || fail "make help says on stderr: $(cat "$work/stderr")"
-for target in all demo check install help; do
+for target in all demo check install uninstall help; do
     grep -qE "^  make $target +[a-z]" "$work/said" || fail "make help: no $target in: $(cat "$work/said")"
 done
 
