@@ -22,8 +22,8 @@
  *   -EINVAL      a wrong argument            -ESTALE      a handle that was freed
  *   -EDQUOT      over a quota                -ENOSPC      no free pages
  *   -ESRCH       no such pool                -EAGAIN      the ring is full
- *   -EALREADY    a row done before: its position and tokens lie below the length (a replay);
- *                nothing was repeated
+ *   -EALREADY    a row done before this submission: its position and tokens lie below the length
+ *                (a replay); nothing was repeated
  *   -ESHUTDOWN   the daemon drains           -ECONNRESET  the daemon is gone
  *   -ETIMEDOUT   nothing came in time        -EPROTO      versions do not match
  *   -EACCES      not allowed to connect
@@ -164,6 +164,7 @@ struct locks_table {
 /* The lease has so many pages, but takes them by fours: one page costs four of the pool. */
 int locks_lease_open(struct locks *locks, uint32_t pool, uint64_t pages, locks_handle *ret);
 int locks_lease_close(struct locks *locks, locks_handle lease);
+/* Replaces the set; refused, it stays as it was. */
 int locks_tables(struct locks *locks, locks_handle lease, uint32_t set,
                  const struct locks_table *tables, uint32_t count);
 int locks_write(struct locks *locks, const struct locks_step *step, const struct locks_row *rows,
