@@ -62,7 +62,7 @@ int locks_pool_at(struct locks *locks, uint32_t index, struct locks_pool *ret) {
 
 static int map_pool(struct locks *l, uint32_t index, struct lk_client_map *ret) {
     struct lk_msg_pool_map ask = {.index = index};
-    struct lk_msg_pool_mapped m;
+    struct lk_msg_pool_mapped m = {0};
     int fd = -1;
     lk_wire_head(&ask.head, LK_MSG_POOL_MAP, sizeof(ask));
     int r = lk_client_ask(l, &ask.head, LK_MSG_POOL_MAPPED, &m.head, sizeof(m), &fd);
