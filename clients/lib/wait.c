@@ -83,7 +83,7 @@ static const struct lk_cqe *sleep_for_it(struct locks *l, uint64_t deadline) {
     return cqe ? cqe : lk_ring_client_peek(&l->ring);
 }
 
-/* A copy of the next completion, which is still in the ring; its user_data is the number of a
+/* A copy of the next completion (zeros if none), which is still in the ring; its user_data is the number of a
  * flight that flies. The ring is the daemon's to write, so nothing is read there twice. */
 static int next(struct locks *l, uint64_t deadline, struct lk_cqe *ret) {
     if (l->armed)
@@ -91,9 +91,11 @@ static int next(struct locks *l, uint64_t deadline, struct lk_cqe *ret) {
     const struct lk_cqe *cqe = spin(l, deadline);
     if (!cqe)
         cqe = sleep_for_it(l, deadline);
-    if (!cqe)
+    if (!cqe) {
+        *ret = (struct lk_cqe){0};
         return l->dead ? lk_client_gone(l)
                        : lk_client_fail(l, -ETIMEDOUT, "no completion came in time");
+    }
     *ret = *cqe;
     if (ret->user_data >= l->flight_count || !l->flights[ret->user_data].flies) {
         l->dead = true;
