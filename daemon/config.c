@@ -21,9 +21,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LINE_BYTES 200 /* of libinih, terminator included */
-#define GIB        (UINT64_C(1) << 30)
-#define TIB        (UINT64_C(1) << 40)
+#define LINE_BYTES     200                 /* of libinih, terminator included */
+#define FILE_BYTES_MAX (UINT64_C(1) << 20) /* far more than any that is meant */
+#define GIB            (UINT64_C(1) << 30)
+#define TIB            (UINT64_C(1) << 40)
 
 enum type {
     TEXT,   /* char[high], at least low characters */
@@ -357,6 +358,8 @@ static int assign(struct lk_config *config, const struct place *place, const cha
 struct source {
     FILE *file;
     struct lk_config *config;
+    size_t got;         /* bytes of the line, a NUL among them or not */
+    uint64_t bytes;     /* of all lines so far */
     struct place place; /* its line: the one being read */
     int error;          /* the first, and its sentence */
     char why[512];
@@ -397,12 +400,24 @@ static void check_section(struct source *source, const char *line) {
         note(&source->place, source->config, base);
 }
 
+/* fgets() that says how many bytes there were, NUL bytes among them. */
+static char *get_line(struct source *source, char *text, size_t bytes) {
+    int c = 0;
+    size_t got = 0;
+    while (got + 1 < bytes && c != '\n' && (c = getc(source->file)) != EOF)
+        text[got++] = (char)c;
+    text[got] = 0;
+    source->got = got;
+    source->bytes += got;
+    return got ? text : NULL;
+}
+
 /* libinih's fgets(): the next line without its indentation; NULL at the end or after an error. */
 static char *read_line(char *text, int bytes, void *context) {
     struct source *source = context;
     if (source->error)
         return NULL;
-    if (!fgets(text, bytes, source->file)) {
+    if (!get_line(source, text, (size_t)bytes)) {
         if (ferror(source->file)) {
             source->error = refuse(-errno, source->why, sizeof(source->why),
                                    "cannot be read: %s; --config "
@@ -414,6 +429,12 @@ static char *read_line(char *text, int bytes, void *context) {
     }
     source->place.line++;
     size_t length = strlen(text);
+    if (length < source->got || source->bytes > FILE_BYTES_MAX) {
+        source->error = refuse(-EINVAL, source->why, sizeof(source->why),
+                               length < source->got ? "a NUL byte: this is no text"
+                                                    : "the file is larger than 1 MiB");
+        return NULL;
+    }
     if (length == (size_t)bytes - 1 && text[length - 1] != '\n') {
         source->error = refuse(-EINVAL, source->why, sizeof(source->why),
                                "the line is longer than %d characters", LINE_BYTES - 2);

@@ -49,9 +49,13 @@ static void write_overlay(const char *name, const char *text) {
     write_file(where, text);
 }
 
+static int load_again(struct lk_config *ret, char why[1024]) {
+    return lk_config_load(path, ret, &origins, why, 1024);
+}
+
 static int load(const char *text, struct lk_config *ret, char why[1024]) {
     write_file(path, text);
-    return lk_config_load(path, ret, &origins, why, 1024);
+    return load_again(ret, why);
 }
 
 static void load_good(const char *text, struct lk_config *ret) {
@@ -174,6 +178,34 @@ START_TEST(a_line_too_long) {
     snprintf(text, sizeof(text), "[daemon]\ngroup = %0250d\n", 7);
     ck_assert_int_eq(load(text, &config, why), -EINVAL);
     ck_assert_ptr_nonnull(strstr(why, ":2: the line is longer than 198 characters"));
+}
+END_TEST
+
+START_TEST(what_is_no_text) {
+    static const char nul[] = "[limits]\nmax_channels = 3\0x\n" POOL;
+    struct lk_config config;
+    char why[1024];
+    FILE *file = fopen(path, "w");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_uint_eq(fwrite(nul, sizeof(nul) - 1, 1, file), 1);
+    ck_assert_int_eq(fclose(file), 0);
+    ck_assert_int_eq(load_again(&config, why), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(why, "locksd.conf:2: a NUL byte"));
+
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert_int_eq(symlink("/dev/zero", path), 0); /* has no end */
+    ck_assert_int_eq(load_again(&config, why), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(why, "locksd.conf:1: a NUL byte"));
+
+    ck_assert_int_eq(unlink(path), 0);
+    file = fopen(path, "w");
+    ck_assert_ptr_nonnull(file);
+    for (int i = 0; i < (1 << 20) / 8; i++)
+        ck_assert_int_ge(fputs("#######\n", file), 0);
+    ck_assert_int_ge(fputs("\n" POOL, file), 0);
+    ck_assert_int_eq(fclose(file), 0);
+    ck_assert_int_eq(load_again(&config, why), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(why, "locksd.conf:131073: the file is larger than 1 MiB"));
 }
 END_TEST
 
@@ -478,6 +510,7 @@ int main(void) {
     tcase_add_test(files, defaults_and_values);
     tcase_add_loop_test(files, every_error_has_its_sentence, 0, sizeof(wrong) / sizeof(*wrong));
     tcase_add_test(files, a_line_too_long);
+    tcase_add_test(files, what_is_no_text);
     tcase_add_test(files, too_many_pools);
     tcase_add_test(files, a_missing_file);
     tcase_add_test(files, overlays_in_name_order);
