@@ -22,7 +22,12 @@ uint64_t lk_pool_max_tokens(const struct lk_pool_config *config, uint64_t pages)
 }
 
 uint64_t lk_pool_fitting_pages(enum lk_device device, const struct lk_pool_config *config) {
-    uint64_t low = 0, high = PAGES_MAX / LK_QUAD_PAGES; /* in quads: low fits, high does not */
+    const struct lk_geometry *g = &config->geometry;
+    uint64_t page_bytes = UINT64_C(4) * g->layers * g->kv_heads * g->page_tokens * g->head_dim;
+    /* In quads: low fits, high does not. No size beyond it is computed: it might overflow. */
+    uint64_t low = 0,
+             high = least(PAGES_MAX, config->memory_bytes / most(page_bytes, 1) + LK_QUAD_PAGES) /
+                    LK_QUAD_PAGES;
     while (high - low > 1) {
         uint64_t middle = low + (high - low) / 2;
         if (lk_engine_pool_bytes(device, &config->geometry, middle * LK_QUAD_PAGES) <=

@@ -136,6 +136,22 @@ START_TEST(sizes_follow_from_the_configuration) { /* of device _i */
 }
 END_TEST
 
+/* 2^30 pages of this geometry take 2^64 bytes, and what is left of that is less than the memory. */
+START_TEST(sizes_do_not_overflow) {
+    struct lk_pool_config p = {.memory_bytes = UINT64_C(64) << 40,
+                               .geometry = {.layers = 1014,
+                                            .kv_heads = 255,
+                                            .group = 1,
+                                            .head_dim = 256,
+                                            .page_tokens = 64,
+                                            .rank = 2,
+                                            .dtype = LK_BF16}};
+    uint64_t page_bytes = UINT64_C(1014) * 255 * 256 * 64 * 4;
+    ck_assert_uint_le(lk_pool_fitting_pages(LK_DEVICE_CPU, &p), p.memory_bytes / page_bytes);
+    ck_assert_uint_ge(lk_pool_fitting_pages(LK_DEVICE_CPU, &p), p.memory_bytes / page_bytes / 2);
+}
+END_TEST
+
 /* Twice the largest row, to a sixteenth: any row of any budget, sample and scan may run. */
 START_TEST(workspace_holds_any_row) { /* on device _i */
     enum lk_device device = (enum lk_device)_i;
@@ -191,6 +207,7 @@ int main(void) {
     tcase_add_test(tcase, check_sees_what_is_wrong);
     tcase_add_loop_test(tcase, sizes_follow_from_the_configuration, LK_DEVICE_CPU,
                         LK_DEVICE_CUDA + 1);
+    tcase_add_test(tcase, sizes_do_not_overflow);
     tcase_add_loop_test(tcase, workspace_holds_any_row, LK_DEVICE_CPU, LK_DEVICE_CUDA + 1);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
