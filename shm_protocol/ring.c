@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 
 #include "atomics.h"
+#include "segment.h"
 
 #define BELL_DRAIN_BYTES                                                                           \
     256 /* at a time: a client that rings without end gets one turn like all                       \
@@ -58,17 +59,18 @@ bool lk_bell_drain(int bell) {
 /* ---- the client's side ---- */
 
 void lk_ring_client_init(struct lk_ring_client *ring, struct lk_submission_head *submission,
-                         const struct lk_completion_head *completion, uint32_t desc_bytes) {
+                         const struct lk_completion_head *completion,
+                         const struct lk_segment_sizes *sizes) {
     uint8_t *base = (uint8_t *)submission;
     memset(ring, 0, sizeof(*ring));
     ring->submission = submission;
     ring->completion = completion;
-    ring->sq = (struct lk_sqe *)(base + completion->sq_offset);
-    ring->cq = (const struct lk_cqe *)((const uint8_t *)completion + completion->cq_offset);
-    ring->desc = base + completion->desc_offset;
-    ring->sq_entries = completion->sq_entries;
-    ring->cq_entries = completion->cq_entries;
-    ring->desc_bytes = desc_bytes;
+    ring->sq = (struct lk_sqe *)(base + sizes->sq_offset);
+    ring->cq = (const struct lk_cqe *)((const uint8_t *)completion + sizes->cq_offset);
+    ring->desc = base + sizes->desc_offset;
+    ring->sq_entries = sizes->sq_entries;
+    ring->cq_entries = sizes->cq_entries;
+    ring->desc_bytes = sizes->descriptor_bytes;
     ring->sq_tail = lk_load_relaxed64(&submission->sq_tail);
     ring->cq_head = lk_load_relaxed64(&submission->cq_head);
     ring->sq_head_seen = ring->sq_tail;

@@ -69,10 +69,12 @@ struct lk_ring_client {
     uint64_t desc_end[LK_SQ_ENTRIES_MAX]; /* by slot: desc_tail after that entry */
 };
 
-/* Attaches to mapped segments; sizes and offsets have been checked (segment.h). desc_bytes is a
- * power of two. */
+struct lk_segment_sizes;
+/* Attaches to mapped segments. Where their parts lie follows from the sizes that were agreed on
+ * (segment.h), never from the segments: the daemon may write there at any time. */
 void lk_ring_client_init(struct lk_ring_client *ring, struct lk_submission_head *submission,
-                         const struct lk_completion_head *completion, uint32_t desc_bytes);
+                         const struct lk_completion_head *completion,
+                         const struct lk_segment_sizes *sizes);
 
 /* Room for one submission with desc_bytes (at most LK_DESCRIPTOR_BYTES_MAX) of descriptor. The
  * entry is zeroed but for desc and desc_bytes; *ret_desc is NULL if desc_bytes is 0. Write both,

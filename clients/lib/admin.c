@@ -10,13 +10,18 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../../shm_protocol/printable.h"
 #include "../../shm_protocol/wire.h"
 
 #define JSON_BYTES_MAX (UINT64_C(64) << 20) /* far above any status */
 
 /* The memfd's text as a string. */
 static int read_text(int fd, uint64_t bytes, char **ret, char *why, size_t why_bytes) {
-    if (fd < 0 || bytes > JSON_BYTES_MAX) {
+    if (fd < 0) {
+        snprintf(why, why_bytes, "the daemon's answer comes without its text");
+        return -EPROTO;
+    }
+    if (bytes > JSON_BYTES_MAX) {
         snprintf(why, why_bytes, "the daemon's answer has %llu bytes, at most %llu are read",
                  (unsigned long long)bytes, (unsigned long long)JSON_BYTES_MAX);
         return -EPROTO;
@@ -65,8 +70,8 @@ static int ask(int socket, const char *verb, char **ret, char *why, size_t why_b
         return r;
     if (reply.error) {
         reply.reason[sizeof(reply.reason) - 1] = '\0';
-        snprintf(why, why_bytes, "%s", reply.reason);
-        r = reply.error;
+        snprintf(why, why_bytes, "%s", lk_printable(reply.reason, ""));
+        r = lk_client_error(reply.error);
     } else {
         r = read_text(fd, reply.bytes, ret, why, why_bytes);
     }

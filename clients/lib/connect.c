@@ -77,6 +77,7 @@ static int learn_pools(struct locks *l) {
         int r = locks_pool_at(l, i, &pool);
         if (r)
             return r;
+        l->maps[i].page_count = pool.pages;
         l->shapes[i] = (struct lk_pool_shape){
             .layers = pool.layers,
             .kv_heads = pool.kv_heads,
@@ -106,8 +107,7 @@ static int open_connection(struct locks *l, const struct locks_options *o) {
         return r;
     if (make_flights(l) || lk_arena_init(&l->arena, l->memory.sizes.arena_bytes))
         return lk_client_fail(l, -ENOMEM, "out of memory");
-    lk_ring_client_init(&l->ring, l->memory.submission, l->memory.completion,
-                        l->memory.sizes.descriptor_bytes);
+    lk_ring_client_init(&l->ring, l->memory.submission, l->memory.completion, &l->memory.sizes);
     return learn_pools(l);
 }
 

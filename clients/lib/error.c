@@ -8,6 +8,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#define ERRNO_MAX 4095 /* the kernel's */
+
 int lk_client_fail(struct locks *locks, int error, const char *format, ...) {
     va_list args;
     va_start(args, format);
@@ -43,6 +45,10 @@ int lk_client_refused(struct locks *locks, uint16_t op, const struct lk_refusal 
                    sizeof(text));
     return lk_client_fail(locks, lk_reason_errno(refusal->reason), "%s: %s", lk_client_op_name(op),
                           text);
+}
+
+int lk_client_error(int32_t said) {
+    return said < 0 && said >= -ERRNO_MAX ? said : -EPROTO;
 }
 
 int lk_client_gone(struct locks *locks) {

@@ -40,8 +40,9 @@ struct lk_flight {
     struct lk_cqe cqe; /* of a landed one */
 };
 
-struct lk_client_map { /* a pool's pages */
-    const void *pages;
+struct lk_client_map {   /* a pool's pages */
+    const void *pages;   /* NULL: not mapped yet */
+    uint64_t page_count; /* known from the start */
     uint64_t bytes, layer_bytes, page_bytes;
 };
 
@@ -71,6 +72,8 @@ int lk_client_fail(struct locks *locks, int error, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 int lk_client_refused(struct locks *locks, uint16_t op, const struct lk_refusal *refusal);
 int lk_client_gone(struct locks *locks);
+/* An error as the daemon says it, -EPROTO if it is none. */
+int lk_client_error(int32_t said);
 const char *lk_client_op_name(uint16_t op);
 
 /* socket.c: a connected socket, or -errno with a sentence in why. */

@@ -5,12 +5,14 @@
 #include "internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../../shm_protocol/printable.h"
 #include "../../shm_protocol/wire.h"
 
 int locks_pool_count(const struct locks *locks) {
@@ -29,6 +31,9 @@ static int ask_pool(struct locks *l, uint32_t index, const char *name, struct lo
     int r = lk_client_ask(l, &get.head, LK_MSG_POOL, &m.head, sizeof(m), NULL);
     if (r)
         return r;
+    if (m.index >= l->pools || (!name && m.index != index))
+        return lk_client_fail(l, -EPROTO, "the daemon answers with pool %u of %u", m.index,
+                              l->pools);
     *ret = (struct locks_pool){.index = m.index,
                                .layers = m.layers,
                                .kv_heads = m.kv_heads,
@@ -46,6 +51,7 @@ static int ask_pool(struct locks *l, uint32_t index, const char *name, struct lo
                                .memory_bytes = m.memory_bytes};
     memcpy(ret->name, m.name, sizeof(ret->name));
     ret->name[sizeof(ret->name) - 1] = '\0';
+    lk_printable(ret->name, "");
     return 0;
 }
 
@@ -60,6 +66,29 @@ int locks_pool_at(struct locks *locks, uint32_t index, struct locks_pool *ret) {
     return ask_pool(locks, index, NULL, ret);
 }
 
+/* That nothing of it lies outside of the memory, now or later. */
+static int check_map(struct locks *l, uint32_t index, int fd, const struct lk_msg_pool_mapped *m) {
+    const struct lk_client_map *map = &l->maps[index];
+    uint64_t layers, pages;
+    struct stat file;
+    int seals = fd < 0 ? -1 : fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || fstat(fd, &file))
+        return lk_client_fail(l, -EPROTO, "the daemon sent no memory for the pages of pool %u",
+                              index);
+    if (!(seals & F_SEAL_SHRINK))
+        return lk_client_fail(l, -EPROTO, "the pages of pool %u are not sealed: they may shrink",
+                              index);
+    if ((uint64_t)file.st_size < m->bytes)
+        return lk_client_fail(l, -EPROTO, "the pages of pool %u have %lld bytes, not %llu", index,
+                              (long long)file.st_size, (unsigned long long)m->bytes);
+    if (__builtin_mul_overflow(m->page_bytes, map->page_count, &pages) || pages > m->layer_bytes ||
+        __builtin_mul_overflow(m->layer_bytes, l->shapes[index].layers, &layers) ||
+        layers > m->bytes)
+        return lk_client_fail(l, -EPROTO, "the pages of pool %u go beyond its %llu bytes", index,
+                              (unsigned long long)m->bytes);
+    return 0;
+}
+
 static int map_pool(struct locks *l, uint32_t index, struct lk_client_map *ret) {
     struct lk_msg_pool_map ask = {.index = index};
     struct lk_msg_pool_mapped m = {0};
@@ -68,21 +97,22 @@ static int map_pool(struct locks *l, uint32_t index, struct lk_client_map *ret) 
     int r = lk_client_ask(l, &ask.head, LK_MSG_POOL_MAPPED, &m.head, sizeof(m), &fd);
     if (r)
         return r;
-    struct stat file;
-    if (fd >= 0 && fstat(fd, &file) == 0 && (uint64_t)file.st_size < m.bytes) {
-        close(fd);
-        return lk_client_fail(l, -EPROTO, "the pages of pool %u have %lld bytes, not %llu", index,
-                              (long long)file.st_size, (unsigned long long)m.bytes);
+    r = check_map(l, index, fd, &m);
+    if (r) {
+        if (fd >= 0)
+            close(fd);
+        return r;
     }
     void *pages = mmap(NULL, m.bytes, PROT_READ, MAP_SHARED, fd, 0);
     r = pages == MAP_FAILED ? -errno : 0;
-    if (fd >= 0)
-        close(fd);
+    close(fd);
     if (r)
         return lk_client_fail(l, r, "cannot map the %llu bytes of pool %u: %s",
                               (unsigned long long)m.bytes, index, strerror(-r));
-    *ret = (struct lk_client_map){
-        .pages = pages, .bytes = m.bytes, .layer_bytes = m.layer_bytes, .page_bytes = m.page_bytes};
+    ret->pages = pages;
+    ret->bytes = m.bytes;
+    ret->layer_bytes = m.layer_bytes;
+    ret->page_bytes = m.page_bytes;
     return 0;
 }
 

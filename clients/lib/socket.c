@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "../../shm_protocol/printable.h"
 #include "../../shm_protocol/wire.h"
 
 static const char *hint(int error) {
@@ -53,8 +54,8 @@ int lk_client_dial(const char *path, char *why, size_t why_bytes) {
 /* Nothing but the refusal's own words reach the user, so they are made a string here. */
 static int refused(struct lk_refused *refused, char *why, size_t why_bytes) {
     refused->reason[sizeof(refused->reason) - 1] = '\0';
-    snprintf(why, why_bytes, "%s", refused->reason);
-    return refused->error < 0 ? refused->error : -EPROTO;
+    snprintf(why, why_bytes, "%s", lk_printable(refused->reason, ""));
+    return lk_client_error(refused->error);
 }
 
 int lk_client_answer(int socket, uint16_t type, struct lk_message *ret, size_t bytes, int *ret_fds,

@@ -127,12 +127,12 @@ int lk_client_land(struct locks *locks) {
 static int status(struct locks *l, const struct lk_cqe *cqe) {
     struct lk_refusal refusal = {
         .reason = cqe->reason, .row = cqe->row, .value = cqe->value, .limit = cqe->limit};
+    int r = lk_client_error(cqe->status);
     if (cqe->reason)
         lk_client_refused(l, cqe->op, &refusal);
     else
-        lk_client_fail(l, cqe->status, "%s: %s", lk_client_op_name(cqe->op),
-                       strerror(-cqe->status));
-    return cqe->status;
+        lk_client_fail(l, r, "%s: %s", lk_client_op_name(cqe->op), strerror(-r));
+    return r;
 }
 
 int lk_client_complete(struct locks *locks, uint32_t flight, uint64_t *ret_value) {

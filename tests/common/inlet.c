@@ -167,7 +167,7 @@ int inlet_connect(struct inlet *inlet, struct inlet_client *client, uid_t uid, u
                                    .bell = m->bell,
                                    .released = on_released,
                                    .owner = inlet};
-    lk_ring_client_init(&client->ring, m->submission, m->completion, m->sizes.descriptor_bytes);
+    lk_ring_client_init(&client->ring, m->submission, m->completion, &m->sizes);
     int rc = lk_intake_channel_add(inlet->intake, &open, why, sizeof(why));
     if (rc) {
         ck_assert(why[0]);

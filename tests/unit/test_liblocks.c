@@ -6,6 +6,7 @@
  */
 #include <check.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>
@@ -36,6 +37,7 @@ enum manner {
     DEAF,      /* do not even take */
     DIE,       /* hang up at the first submission */
     TWICE,     /* complete each submission a second time, at once */
+    MISSAY,    /* each with an error that is none */
 };
 
 struct fake {
@@ -47,6 +49,11 @@ struct fake {
     uint16_t major, minor;
     uint32_t fences; /* of its device arenas */
     off_t map_bytes; /* that there are of the 4096 of a pool */
+    int map_seals;
+    struct lk_msg_pool_mapped mapped;
+    uint32_t pool_index; /* that it answers with */
+    int32_t error;       /* of refusals */
+    const char *reason;
     atomic_bool stop;
     bool served; /* the ring is up */
     struct lk_channel_memory memory;
@@ -67,7 +74,7 @@ static const struct lk_pool_shape shape = {
 static void answer_hello(struct fake *f, const struct lk_hello *hello) {
     char why[LK_REASON_BYTES];
     if (f->refuse) {
-        struct lk_refused no = {.error = -EACCES};
+        struct lk_refused no = {.error = f->error};
         snprintf(no.reason, sizeof(no.reason), "%s", f->refuse);
         lk_wire_head(&no.head, LK_MSG_REFUSED, sizeof(no));
         lk_wire_send(f->socket, &no.head, NULL, 0);
@@ -99,7 +106,8 @@ static void answer_hello(struct fake *f, const struct lk_hello *hello) {
 
 static void answer_pool(struct fake *f, const struct lk_msg_pool_get *get) {
     struct lk_refused no = {.error = -ESRCH, .reason = "there is no pool of this name"};
-    struct lk_msg_pool m = {.layers = shape.layers,
+    struct lk_msg_pool m = {.index = f->pool_index,
+                            .layers = shape.layers,
                             .kv_heads = shape.kv_heads,
                             .group = shape.group,
                             .head_dim = shape.head_dim,
@@ -107,8 +115,8 @@ static void answer_pool(struct fake *f, const struct lk_msg_pool_get *get) {
                             .rank = 8,
                             .dtype = LK_DTYPE_BF16,
                             .budget = 512,
-                            .pages = 100,
-                            .name = "only"};
+                            .pages = 8,
+                            .name = "on\033ly"};
     lk_wire_head(&no.head, LK_MSG_REFUSED, sizeof(no));
     lk_wire_head(&m.head, LK_MSG_POOL, sizeof(m));
     bool found = get->index == 0 || (get->index == LK_POOL_BY_NAME && !strcmp(get->name, "only"));
@@ -116,15 +124,16 @@ static void answer_pool(struct fake *f, const struct lk_msg_pool_get *get) {
 }
 
 static int text_file(const char *text) {
-    int fd = memfd_create("text", MFD_CLOEXEC);
+    int fd = memfd_create("text", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     ck_assert_int_eq(write(fd, text, strlen(text)), (ssize_t)strlen(text));
     return fd;
 }
 
 static void answer_map(struct fake *f) {
-    struct lk_msg_pool_mapped m = {.bytes = 4096, .page_bytes = 256, .layer_bytes = 2048};
+    struct lk_msg_pool_mapped m = f->mapped;
     int fd = text_file("pages");
     ck_assert_int_eq(ftruncate(fd, f->map_bytes), 0);
+    ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, f->map_seals), 0);
     lk_wire_head(&m.head, LK_MSG_POOL_MAPPED, sizeof(m));
     lk_wire_send(f->socket, &m.head, &fd, 1);
     close(fd);
@@ -147,8 +156,8 @@ static void answer_admin(struct fake *f, const struct lk_msg_admin *ask) {
     int fd = text_file("{}");
     bool known = !strcmp(ask->verb, "status");
     if (!known) {
-        m.error = -EINVAL;
-        snprintf(m.reason, sizeof(m.reason), "verb \"%s\" is unknown", ask->verb);
+        m.error = f->error;
+        snprintf(m.reason, sizeof(m.reason), "verb \"%s\" is \033[2Junknown", ask->verb);
     }
     lk_wire_head(&m.head, LK_MSG_ADMIN_REPLY, sizeof(m));
     lk_wire_send(f->socket, &m.head, &fd, known ? 1 : 0);
@@ -196,6 +205,8 @@ static void answer_entry(struct fake *f, const struct lk_sqe *sqe) {
                               .limit = 16,
                               .reason = LK_REASON_POSITION,
                               .status = -EINVAL};
+    if (f->manner == MISSAY)
+        cqe.status = f->error;
     lk_ring_daemon_publish(&f->ring, &cqe);
     if (lk_ring_daemon_must_wake(&f->ring))
         lk_bell_ring(f->memory.bell);
@@ -270,6 +281,10 @@ static void start(void) {
     fake.minor = LK_ABI_MINOR;
     fake.fences = LK_DEVICE_FENCES;
     fake.map_bytes = 4096;
+    fake.map_seals = F_SEAL_SHRINK;
+    fake.mapped =
+        (struct lk_msg_pool_mapped){.bytes = 4096, .page_bytes = 256, .layer_bytes = 2048};
+    fake.error = -EACCES;
     fake.memory.bell = -1;
     pthread_mutex_init(&fake.lock, NULL);
     snprintf(fake.folder, sizeof(fake.folder), "/tmp/liblocks-test-XXXXXX");
@@ -312,6 +327,9 @@ static void expect_error(const char *words) {
 
 /* ---- connecting ---- */
 
+/* Errors that are none: no caller could tell them from success, or turn their sign. */
+static const int32_t no_errors[] = {1, INT32_MAX, -4096, INT32_MIN};
+
 START_TEST(refusals_of_connect) {
     struct locks_options o = {.size = sizeof(o), .socket = "/tmp/no/such/socket"};
     struct locks *untouched = (struct locks *)&fake;
@@ -342,6 +360,12 @@ START_TEST(refusals_of_connect) {
     fake.refuse = "user 1000 is not in group locks";
     ck_assert_int_eq(locks_connect(&o, &untouched), -EACCES);
     expect_error("user 1000 is not in group locks");
+    for (size_t i = 0; i < sizeof(no_errors) / sizeof(*no_errors); i++) {
+        fake.error = no_errors[i];
+        fake.refuse = "\033]0;title\007 \xc2\x9b\x31m \x9b \x7f \xc3\xa9\n";
+        ck_assert_int_eq(locks_connect(&o, &untouched), -EPROTO);
+        ck_assert_str_eq(locks_error(NULL), "?]0;title? ??1m ? ? \xc3\xa9?");
+    }
 }
 END_TEST
 
@@ -360,7 +384,7 @@ START_TEST(pools) {
     open_as(ANSWER, 0);
     ck_assert_int_eq(locks_pool_count(l), 1);
     ck_assert_uint_eq(pool.head_dim, 64);
-    ck_assert_str_eq(pool.name, "only");
+    ck_assert_str_eq(pool.name, "on?ly");
     ck_assert_int_eq(locks_pool(l, "only", &pool), 0);
     ck_assert_int_eq(locks_pool(l, "other", &pool), -ESRCH);
     expect_error("no pool of this name");
@@ -383,6 +407,32 @@ START_TEST(a_pool_shorter_than_it_is_said_to_be) {
 }
 END_TEST
 
+/* Where a pool's pages would be read outside of its memory, at once or once it has shrunk. */
+START_TEST(pools_that_lie) {
+    static const struct lk_msg_pool_mapped lies[] = {
+        {.bytes = 4096, .page_bytes = 257, .layer_bytes = 2048},
+        {.bytes = 4096, .page_bytes = 256, .layer_bytes = 2049},
+        {.bytes = 4096, .page_bytes = UINT64_C(1) << 61, .layer_bytes = 2048},
+        {.bytes = 4096, .page_bytes = 256, .layer_bytes = UINT64_C(1) << 63},
+        {.bytes = 0, .page_bytes = 256, .layer_bytes = 2048},
+    };
+    const void *pages;
+    uint64_t layer_bytes, page_bytes;
+    open_as(ANSWER, 0);
+    for (size_t i = 0; i < sizeof(lies) / sizeof(*lies); i++) {
+        fake.mapped = lies[i];
+        ck_assert_int_eq(locks_pool_map(l, 0, &pages, &layer_bytes, &page_bytes), -EPROTO);
+        expect_error("the pages of pool 0 go beyond its");
+    }
+    fake.map_seals = F_SEAL_GROW;
+    ck_assert_int_eq(locks_pool_map(l, 0, &pages, &layer_bytes, &page_bytes), -EPROTO);
+    expect_error("the pages of pool 0 are not sealed");
+    fake.pool_index = 1;
+    ck_assert_int_eq(locks_pool(l, "only", &pool), -EPROTO);
+    expect_error("the daemon answers with pool 1 of 1");
+}
+END_TEST
+
 /* A flight that is free does not become free again: the stack of free ones has room for each
  * once. */
 START_TEST(a_completion_too_many) {
@@ -401,14 +451,32 @@ START_TEST(a_completion_too_many) {
 }
 END_TEST
 
+START_TEST(completions_with_errors_that_are_none) {
+    locks_handle handle;
+    open_as(MISSAY, 0);
+    for (size_t i = 0; i < sizeof(no_errors) / sizeof(*no_errors); i++) {
+        fake.error = no_errors[i];
+        ck_assert_int_eq(locks_sequence_create(l, 0, &handle), -EPROTO);
+        expect_error("sequence create: Protocol error");
+    }
+}
+END_TEST
+
 START_TEST(administration) {
     char *json = NULL, why[200] = "";
     ck_assert_int_eq(locks_admin(fake.path, "status", &json, why, sizeof(why)), 0);
     ck_assert_str_eq(json, "{}");
     free(json);
     json = NULL;
-    ck_assert_int_eq(locks_admin(fake.path, "dance", &json, why, sizeof(why)), -EINVAL);
-    ck_assert_str_eq(why, "verb \"dance\" is unknown");
+    ck_assert_int_eq(locks_admin(fake.path, "dance", &json, why, sizeof(why)), -EACCES);
+    ck_assert_str_eq(why, "verb \"dance\" is ?[2Junknown");
+    for (size_t i = 0; i < sizeof(no_errors) / sizeof(*no_errors); i++) {
+        fake.error = no_errors[i];
+        ck_assert_int_eq(locks_admin(fake.path, "dance", &json, why, sizeof(why)), -EPROTO);
+    }
+    fake.error = 0;
+    ck_assert_int_eq(locks_admin(fake.path, "dance", &json, why, sizeof(why)), -EPROTO);
+    ck_assert_str_eq(why, "the daemon's answer comes without its text");
     ck_assert_ptr_null(json);
     ck_assert_int_eq(locks_admin("/tmp/no/such", "status", &json, NULL, 0), -ENOENT);
 }
@@ -818,6 +886,8 @@ int main(void) {
     tcase_add_test(tc, blocking_and_waiting_mix);
     tcase_add_test(tc, a_pool_shorter_than_it_is_said_to_be);
     tcase_add_test(tc, a_completion_too_many);
+    tcase_add_test(tc, pools_that_lie);
+    tcase_add_test(tc, completions_with_errors_that_are_none);
     tcase_add_test(tc, a_full_ring_is_said);
     tcase_add_test(tc, unread_completions_are_kept);
     tcase_add_test(tc, event_loops);

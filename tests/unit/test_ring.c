@@ -91,8 +91,7 @@ static void open_pair(struct pair *p, uint64_t start) {
     char why[LK_REASON_BYTES] = "";
     int r = lk_channel_memory_create(ENTRIES, 4096, 1, start, &p->memory, why, sizeof(why));
     ck_assert_msg(r == 0, "%s", why);
-    lk_ring_client_init(&p->client, p->memory.submission, p->memory.completion,
-                        p->memory.sizes.descriptor_bytes);
+    lk_ring_client_init(&p->client, p->memory.submission, p->memory.completion, &p->memory.sizes);
     lk_ring_daemon_init(&p->daemon, p->memory.submission, p->memory.completion, ENTRIES,
                         p->memory.sizes.cq_entries, p->memory.sizes.submission_bytes);
 }
@@ -167,6 +166,23 @@ START_TEST(indices_wrap) {
     }
     ck_assert_uint_eq(p.memory.submission->sq_tail, starts[_i] + 5 * ENTRIES);
     ck_assert_uint_eq(p.memory.completion->cq_tail, starts[_i] + 5 * ENTRIES);
+    close_pair(&p);
+}
+END_TEST
+
+/* Where a client writes follows from what was agreed on, whatever the daemon's memory says then. */
+START_TEST(heads_that_change) {
+    struct pair p;
+    open_pair(&p, 0);
+    struct lk_completion_head *head = p.memory.completion;
+    head->sq_offset = head->desc_offset = head->cq_offset = UINT64_C(1) << 40;
+    head->sq_entries = head->cq_entries = UINT32_C(1) << 31;
+    lk_ring_client_init(&p.client, p.memory.submission, p.memory.completion, &p.memory.sizes);
+    for (uint64_t n = 0; n < 5 * ENTRIES; n++) {
+        ck_assert_int_eq(submit(&p, n, 64), 0);
+        ck_assert(serve(&p, n, 64));
+        ck_assert(collect(&p, n));
+    }
     close_pair(&p);
 }
 END_TEST
@@ -514,6 +530,7 @@ int main(void) {
     Suite *suite = suite_create("ring");
     TCase *one = tcase_create("one thread"), *two = tcase_create("two threads");
     tcase_add_loop_test(one, indices_wrap, 0, STARTS);
+    tcase_add_test(one, heads_that_change);
     tcase_add_loop_test(one, full_ring_is_back_pressure, 0, STARTS);
     tcase_add_loop_test(one, full_descriptor_area_is_back_pressure, 0, STARTS);
     tcase_add_loop_test(one, random_turns, 0, STARTS);
