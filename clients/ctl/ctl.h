@@ -19,6 +19,7 @@ ctl_print ctl_status, ctl_clients, ctl_pools, ctl_drain, ctl_resume, ctl_reload;
 /* ---- fields of a JSON object ---- */
 uint64_t ctl_number(const json_t *object, const char *name);    /* 0 if absent */
 const char *ctl_string(const json_t *object, const char *name); /* "-" if absent */
+const char *ctl_text(const json_t *string);                     /* fit for a terminal, or "-" */
 int ctl_true(const json_t *object, const char *name);
 
 /* ---- words; each returns its text ---- */

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sysexits.h>
 
+#include "../../shm_protocol/printable.h"
 #include "../common/finish.h"
 #include "locks.h"
 
@@ -113,18 +114,18 @@ static int failed(const struct request *request, int error, const char *why) {
     }
 }
 
-static int print_answer(const struct request *request, const char *text) {
+static int print_answer(const struct request *request, char *text) {
     json_error_t error;
-    if (request->json) {
-        printf("%s\n", text);
-        return 0;
-    }
     json_t *reply = json_loads(text, 0, &error);
     if (!reply) {
-        fprintf(stderr, "locksctl: the daemon's answer is no JSON: %s\n", error.text);
+        fprintf(stderr, "locksctl: the daemon's answer is no JSON: %s\n",
+                lk_printable(error.text, ""));
         return EX_PROTOCOL;
     }
-    request->verb->print(reply);
+    if (request->json)
+        printf("%s\n", lk_printable(text, "\n\t"));
+    else
+        request->verb->print(reply);
     json_decref(reply);
     return 0;
 }

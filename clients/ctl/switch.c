@@ -21,7 +21,7 @@ static void print_keys(const char *what, const json_t *keys) {
         return;
     printf("%s", what);
     for (size_t i = 0; i < json_array_size(keys); i++)
-        printf("%s%s", i ? ", " : " ", json_string_value(json_array_get(keys, i)));
+        printf("%s%s", i ? ", " : " ", ctl_text(json_array_get(keys, i)));
     printf("\n");
 }
 

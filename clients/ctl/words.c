@@ -7,13 +7,20 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "../../shm_protocol/printable.h"
+
 uint64_t ctl_number(const json_t *object, const char *name) {
     return (uint64_t)json_integer_value(json_object_get(object, name));
 }
 
 const char *ctl_string(const json_t *object, const char *name) {
-    const char *text = json_string_value(json_object_get(object, name));
-    return text ? text : "-";
+    return ctl_text(json_object_get(object, name));
+}
+
+/* The answer is ours, strings and all: they are made fit where they lie. */
+const char *ctl_text(const json_t *string) {
+    char *text = (char *)json_string_value(string);
+    return text ? lk_printable(text, "") : "-";
 }
 
 int ctl_true(const json_t *object, const char *name) {

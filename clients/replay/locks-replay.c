@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <sysexits.h>
 
+#include "../../shm_protocol/printable.h"
 #include "../common/finish.h"
 
 struct work {
@@ -69,6 +70,6 @@ int main(int argc, char **argv) {
     else if (!rc)
         rc = replay(&work);
     if (rc)
-        fprintf(stderr, "locks-replay: %s\n", work.why);
+        fprintf(stderr, "locks-replay: %s\n", lk_printable(work.why, "\n"));
     return lk_finish("locks-replay", rc);
 }

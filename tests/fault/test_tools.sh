@@ -79,6 +79,7 @@ file("dtype-none", *trace(8, 40, q={"dtype": None}))
 file("layer-negative", layer("-1"), data)
 file("layer-wraps", layer("4294967296"), data)
 file("layer-padded", layer("00"), data)
+file("escapes", {"layers.0.q\033[2J": {"dtype": "\033]0;x\007", "shape": [], "data_offsets": [0, 0]}})
 file("nan", good, b"\x00\x7e" * (len(data) // 2))
 k, v = (good[f"layers.0.{part}"]["data_offsets"][0] for part in "kv")
 some = bytearray(data)
@@ -107,6 +108,7 @@ lies shape-word 'no "shape" array'
 lies shape-many '1000 dimensions'
 lies dtype-none 'no "dtype" string'
 for name in layer-negative layer-wraps layer-padded; do lies $name 'not a trace'; done
+lies escapes 'tensor layers.0.q?[2J has dtype "?]0;x?"'
 for path in "$work" /dev/zero; do ends 65 'not a regular file' "$replay" --device "$device" --trace "$path"; done
 ends 0 'a step took' "$replay" --device "$device" --trace "$work/nan" --budget 16 --compare
 values='values of tensor layers.0.k (2 of 5120) are NaN or infinite; tensors with such values: 2.'
@@ -210,6 +212,49 @@ bench 'unknown verb speed;' speed
 bench 'a verb is missing;'
 bench 'a verb is missing;' --rounds 3
 ends 0 'one row of 4096 tokens, 1 KV head x group 1, ' "$build/locks-bench" --context 4K cpu --kv-heads=1 --group 1 --threads 1 --rounds 1
+
+# ---- a daemon that lies ----
+cat >"$work/liar.py" <<'END'
+import os, socket, struct, sys
+
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(sys.argv[1])
+listener.listen(8)
+while True:  # each question is answered with what the file holds by then
+    client = listener.accept()[0]
+    client.recv(4096)
+    with open(sys.argv[2], "rb") as answer:
+        text = answer.read()
+    memory = os.memfd_create("text")
+    os.write(memory, text)
+    reply = struct.pack("<IHHiIQ240s", 0x534B434C, 9, 264, 0, 0, len(text), b"")
+    socket.send_fds(client, [reply], [memory])
+    os.close(memory)
+    client.close()
+END
+liar=$work/liar
+/usr/bin/python3 "$work/liar.py" "$liar" "$work/answer" &
+for _ in $(seq 200); do [ -S "$liar" ] && break; sleep 0.05; done
+plain() { ! LC_ALL=C grep -qP '[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]' "$work/said" || fail "$*: control characters: $(cat -v "$work/said")"; }
+answers() { # answers EXIT TEXT: to every verb, and no control character reaches the terminal
+    local verb
+    printf '%s' "$2" >"$work/answer"
+    for verb in status clients pools drain resume reload 'status --json'; do
+        # shellcheck disable=SC2086
+        ends "$1" '' "$build/locksctl" --socket "$liar" $verb
+        plain "$verb of $2"
+    done
+}
+e='\u001b]0;x\u0007\u009b2J\n\u007f'
+answers 0 "{\"version\":\"$e\",\"engine\":\"$e\",\"placement\":{\"binding\":\"$e\",\"not_granted\":\"$e\"},
+    \"pools\":[{\"name\":\"$e\",\"dtype\":\"$e\"}],\"clients\":[{\"name\":\"$e\"}],\"taken\":[\"$e\",7,null]}"
+answers 0 '{"pid":-1,"clients":[{"id":-9223372036854775808,"pages":-1,"arena_bytes":9223372036854775807,"connected_seconds":-1}],
+    "pools":[{"capacity_tokens":1,"free_tokens":-1,"kv_heads":-1,"group":-1,"memory_bytes":-1},1,null],"work":{"score_bytes":1e308}}'
+for text in '[]' '{}' '{"clients":{},"pools":"","work":[],"placement":1,"taken":{},"device_arenas":[]}'; do answers 0 "$text"; done
+printf -v deep '%0100000d' 0
+for text in '' '1' "${deep//0/[}" $'{"\033[2J":\033}' $'{"a":"\xff\xfe"}' '{"pid":99999999999999999999}' '{"a":1e999}'; do
+    answers 76 "$text"
+done
 
 # ---- the daemon itself ----
 refuses() { local code=$1 word=$2; shift 2; ends "$code" "$word" "${serve[@]}" "$@"; }
