@@ -99,18 +99,41 @@ static int clear_path(const struct sockaddr_un *address, char *why, size_t bytes
     return -EADDRINUSE;
 }
 
-/* Binds under the folder's lock. Everybody may knock: access.c decides, and says why not. */
-static int bind_path(int fd, const char *path, char *why, size_t bytes) {
+/* A name beside the path, no longer than it. */
+static struct sockaddr_un name_beside(const struct sockaddr_un *address) {
+    struct sockaddr_un beside = *address;
+    char *last = beside.sun_path + strlen(beside.sun_path) - 1;
+    *last = *last == '~' ? '-' : '~';
+    return beside;
+}
+
+/* Everybody may knock: access.c decides, and says why not. Who finds the path is heard: it gets its
+ * name when the socket listens. */
+static int listen_at(int fd, const struct sockaddr_un *address, const struct sockaddr_un *beside) {
+    if (bind(fd, (const struct sockaddr *)beside, sizeof(*beside)))
+        return -errno;
+    if (chmod(beside->sun_path, 0666) == 0 && listen(fd, BACKLOG) == 0 &&
+        rename(beside->sun_path, address->sun_path) == 0)
+        return 0;
+    int rc = -errno;
+    unlink(beside->sun_path);
+    return rc;
+}
+
+/* Takes the path under the folder's lock. */
+static int take_path(int fd, const char *path, char *why, size_t bytes) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+    const struct sockaddr_un beside = name_beside(&address);
     int folder = lock_folder(path, why, bytes);
     if (folder < 0)
         return folder;
     *why = 0;
     int rc = clear_path(&address, why, bytes);
-    if (!rc && (bind(fd, (const struct sockaddr *)&address, sizeof(address)) || chmod(path, 0666) ||
-                listen(fd, BACKLOG)))
-        rc = -errno;
+    if (!rc)
+        rc = clear_path(&beside, why, bytes); /* of one that was killed there */
+    if (!rc)
+        rc = listen_at(fd, &address, &beside);
     if (rc && !*why)
         snprintf(why, bytes, "%s: cannot listen there: %s; %s" ELSEWHERE, path, strerror(-rc),
                  rc == -EACCES || rc == -EPERM ? "start as a user who may write in its folder, or "
@@ -130,7 +153,7 @@ int lk_listener_open(const char *path, struct lk_listener *ret, char *why, size_
         snprintf(why, why_bytes, "cannot make a socket: %s", strerror(-rc));
         return rc;
     }
-    int rc = bind_path(fd, path, why, why_bytes);
+    int rc = take_path(fd, path, why, why_bytes);
     if (!rc && stat(path, &file)) {
         rc = -errno;
         snprintf(why, why_bytes, "%s: gone after it was made: %s", path, strerror(-rc));
