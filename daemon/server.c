@@ -43,6 +43,7 @@ void lk_server_block_signals(void) {
     our_signals(&set);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* memory beyond ulimit -f is refused, as any other */
 }
 
 static int watch(struct lk_server *server, int fd, uint32_t index) {

@@ -268,6 +268,7 @@ ends 73 'is no socket: it is left alone' "$build/locksd" --config /dev/null --so
 ends 73 'cannot be opened' "$build/locksd" --config /dev/null --socket "$work/none/socket" "${pool[@]}"
 ends 73 'cannot listen there' "$build/locksd" --config /dev/null --socket /proc/socket "${pool[@]}"
 [ "$(cat "$work/file")" = x ] || fail 'the file in the place of the socket was touched'
+ends 71 'File too large' bash -c "ulimit -f 100; exec ${serve[*]@Q} ${pool[*]@Q}"
 ends 71 'Too many open files' bash -c "ulimit -n 8; exec ${serve[*]@Q} ${pool[*]@Q}"
 for what in --help --version "--config /dev/null ${pool[*]@Q} --check-config"; do
     ends 74 'standard output cannot be written: No space left on device' bash -c "exec $build/locksd $what >/dev/full"
