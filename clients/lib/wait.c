@@ -83,8 +83,8 @@ static const struct lk_cqe *sleep_for_it(struct locks *l, uint64_t deadline) {
     return cqe ? cqe : lk_ring_client_peek(&l->ring);
 }
 
-/* A copy of the next completion (zeros if none), which is still in the ring; its user_data is the number of a
- * flight that flies. The ring is the daemon's to write, so nothing is read there twice. */
+/* A copy of the next completion (zeros if none), which is still in the ring; its user_data is the
+ * number of a flight that flies. The ring is the daemon's to write: nothing is read there twice. */
 static int next(struct locks *l, uint64_t deadline, struct lk_cqe *ret) {
     if (l->armed)
         wake_up(l);
