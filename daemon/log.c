@@ -4,6 +4,7 @@
  */
 #include "log.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -12,8 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#define PATIENCE_MS 1000
+
 static atomic_bool to_journal;
 static atomic_uint threshold = LK_LOG_INFO;
+static atomic_bool stalled; /* whoever reads the lines has stopped */
 
 static struct {
     pthread_mutex_t lock;
@@ -29,6 +33,15 @@ void lk_log_level(uint32_t level) {
     atomic_store(&threshold, level);
 }
 
+/* Whether a line can be written without waiting longer than a reader may take. One that has not
+ * read in time is not waited for again until it does: the line is lost. */
+static bool is_read(void) {
+    struct pollfd reader = {.fd = STDERR_FILENO, .events = POLLOUT};
+    bool read = poll(&reader, 1, atomic_load(&stalled) ? 0 : PATIENCE_MS) != 0;
+    atomic_store(&stalled, !read);
+    return read;
+}
+
 static void say(enum lk_log_level level, const char *format, va_list list) {
     static const char *const journal[] = {"<3>", "<4>", "<6>", "<7>"};
     static const char *const people[] = {"locksd: error: ", "locksd: warning: ", "", "debug: "};
@@ -40,7 +53,7 @@ static void say(enum lk_log_level level, const char *format, va_list list) {
     vsnprintf(line + length, sizeof(line) - length - 1, format, list);
     length = strlen(line);
     line[length++] = '\n';
-    if (write(STDERR_FILENO, line, length) < 0)
+    if (!is_read() || write(STDERR_FILENO, line, length) < 0)
         return; /* nobody reads: there is nobody to tell */
 }
 

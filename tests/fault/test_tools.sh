@@ -175,6 +175,16 @@ serve=("$build/locksd" --config /dev/null --foreground --socket "$socket")
 daemon=$!
 for _ in $(seq 200); do grep -q '^ready' "$work/log" && break; sleep 0.05; done
 ends 0 '"pools"' "$build/locksctl" --socket "$socket" status --json
+mkfifo "$work/fifo"
+exec 7<>"$work/fifo" # a reader that does not read
+"$build/locksd" --config /dev/null --foreground --socket "$work/unread" "${pool[@]}" 2>"$work/fifo" &
+unread=$!
+for _ in $(seq 200); do "$build/locksctl" --socket "$work/unread" status >"$work/said" 2>&1 && break; sleep 0.05; done
+timeout 1 cat /dev/zero >"$work/fifo" # which is full now
+for verb in drain resume status; do ends 0 '' "$build/locksctl" --socket "$work/unread" $verb; done
+kill "$unread"
+timeout 10 tail --pid="$unread" -s 0.05 -f /dev/null || fail 'a daemon whose log nobody reads does not end'
+exec 7>&-
 ends 74 'No space left on device' bash -c "exec '$build/locksctl' --socket '$socket' pools >/dev/full"
 [ -e /run/locksd/locksd.sock ] || LOCKSD_SOCKET='' ends 69 'cannot connect to /run/locksd/' "$build/locksctl" pools
 ends 73 'socket' "${serve[@]}" "${pool[@]}"
