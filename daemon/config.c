@@ -20,6 +20,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define LINE_BYTES     200                 /* of libinih, terminator included */
 #define FILE_BYTES_MAX (UINT64_C(1) << 20) /* far more than any that is meant */
@@ -481,6 +482,15 @@ static int is_overlay(const struct dirent *entry) {
            strcmp(entry->d_name + length - 5, ".conf") == 0;
 }
 
+/* To open a FIFO waits for who writes to it; what the folder holds was put there to be read. */
+static int load_overlay(const char *path, struct lk_config *config, struct lk_origins *origins,
+                        char *why, size_t bytes) {
+    struct stat file;
+    if (stat(path, &file) == 0 && !S_ISREG(file.st_mode))
+        return refuse(-EINVAL, why, bytes, "%s: is no regular file", path);
+    return load_file(path, config, origins, why, bytes);
+}
+
 static int load_overlays(const char *path, struct lk_config *config, struct lk_origins *origins,
                          char *why, size_t bytes) {
     char folder[4096], file[4096 + 256];
@@ -495,7 +505,7 @@ static int load_overlays(const char *path, struct lk_config *config, struct lk_o
     for (int i = 0; i < count; i++) {
         snprintf(file, sizeof(file), "%s/%s", folder, entries[i]->d_name);
         if (!rc)
-            rc = load_file(file, config, origins, why, bytes);
+            rc = load_overlay(file, config, origins, why, bytes);
         free(entries[i]);
     }
     free(entries);

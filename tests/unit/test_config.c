@@ -256,6 +256,24 @@ static int set(struct lk_config *config, const char *assignment, char why[1024])
     return lk_config_set(config, &origins, option, assignment, why, 1024);
 }
 
+START_TEST(overlays_that_are_no_files) {
+    struct lk_config config;
+    char where[256], why[1024];
+    ck_assert_int_eq(mkdir(overlays, 0700), 0);
+    snprintf(where, sizeof(where), "%s/x.conf", overlays);
+    ck_assert_int_eq(mkfifo(where, 0600), 0); /* opened, it would wait for a writer */
+    ck_assert_int_eq(load(POOL, &config, why), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(why, "x.conf: is no regular file"));
+    ck_assert_int_eq(unlink(where), 0);
+    ck_assert_int_eq(mkdir(where, 0700), 0);
+    ck_assert_int_eq(load(POOL, &config, why), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(why, "x.conf: is no regular file"));
+    ck_assert_int_eq(rmdir(where), 0);
+    ck_assert_int_eq(symlink("x.conf", where), 0);
+    ck_assert_int_eq(load(POOL, &config, why), -ELOOP);
+}
+END_TEST
+
 START_TEST(set_on_the_command_line) {
     struct lk_config config;
     char why[1024] = "";
@@ -514,6 +532,7 @@ int main(void) {
     tcase_add_test(files, too_many_pools);
     tcase_add_test(files, a_missing_file);
     tcase_add_test(files, overlays_in_name_order);
+    tcase_add_test(files, overlays_that_are_no_files);
     tcase_add_test(files, set_on_the_command_line);
     tcase_add_loop_test(files, values_are_tied_together, 0, sizeof(untied) / sizeof(*untied));
     tcase_add_test(files, errors_name_who_said_it);
