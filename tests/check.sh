@@ -27,11 +27,16 @@ run() { # run NAME SECONDS COMMAND...: a line, and a file that says how it ended
     esac
 }
 
+longest_first() { # the long ones begin, so that none is left alone at the end
+    printf '%s\n' "$@" | grep -E '/test_(rows|intake|score)$'
+    printf '%s\n' "$@" | grep -vE '/test_(rows|intake|score)$'
+}
+
 in_build() { # in_build BUILD LABEL SECONDS SIDE_BY_SIDE TEST...: each test, with its build's environment
     local build=$1 label=$2 limit=$3 many=$4 test
     shift 4
     export LOCKSD_BUILD=$build LOCKSD=$build/locksd
-    for test in "$@"; do
+    for test in $(longest_first "$@"); do
         [ -x "$test" ] || continue
         while [ "$(jobs -rp | wc -l)" -ge "$many" ]; do wait -n; done
         run "$label $(basename "$test")" "$limit" "$test" "$build" &

@@ -75,15 +75,14 @@ around_default() {
     grep -qw avx512_vnni /proc/cpuinfo && echo "avx512 8 $shipped --scan tree --sampled 8"
 }
 
-synthetic() { # synthetic SCAN...
-    local name scan budget
+synthetic() { # synthetic OPTIONS...: each with every trace
+    local name options budget
     "$python" tests/tools/traces.py "$work" || exit 1
     for name in $("$python" tests/tools/traces.py --list); do
         budget=256
         [ "$name" = long ] && budget=2048
-        for scan in "$@"; do
-            echo "auto 8 $work/$name.safetensors --scan $scan --budget $budget"
-            [ "$scan" = tree ] && echo "auto 8 $work/$name.safetensors --scan $scan --budget $budget --sampled 8"
+        for options in "$@"; do
+            echo "auto 8 $work/$name.safetensors --budget $budget --scan $options"
         done
     done
 }
@@ -100,9 +99,9 @@ cross() {
 }
 
 case $mode in
-quick) { around_default; synthetic full tree; } >"$work/list" ;;
-full) { around_default; cross; synthetic full coarse nested tree; } >"$work/list" ;;
-device) { around_default; synthetic full coarse nested tree; } | grep ^auto | grep -v f32 | sed 's/^auto/cuda/' >"$work/list" ;;
+quick) { around_default; synthetic full 'tree --sampled 8'; } >"$work/list" ;;
+full) { around_default; cross; synthetic full coarse nested tree 'tree --sampled 8'; } >"$work/list" ;;
+device) { around_default; synthetic full coarse nested tree 'tree --sampled 8'; } | grep ^auto | grep -v f32 | sed 's/^auto/cuda/' >"$work/list" ;;
 *) echo "check-oracle.sh: '$mode' is none of quick, full and device"; exit 64 ;;
 esac
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 # a run a processor, not all processors for each
