@@ -42,7 +42,7 @@ static int make_result(const struct replay_trace *t, uint32_t room, struct repla
     uint64_t heads = t->steps * t->kv_heads;
     ret->out = calloc(t->steps * t->q_heads * t->head_dim, sizeof(*ret->out));
     ret->heads = calloc(heads, sizeof(*ret->heads));
-    ret->list = calloc(heads * room, sizeof(*ret->list));
+    ret->list = calloc(heads, room * sizeof(*ret->list)); /* heads * room may be too large */
     ret->timing = calloc(t->steps, sizeof(*ret->timing));
     ret->seconds = calloc(t->steps, sizeof(*ret->seconds));
     return ret->out && ret->heads && ret->list && ret->timing && ret->seconds ? 0 : EX_OSERR;
