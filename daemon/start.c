@@ -15,7 +15,6 @@
 #include <sysexits.h>
 #include <unistd.h>
 
-#include "../graphs/backend.h"
 #include "../graphs/engine.h"
 #include "limits.h"
 #include "log.h"
@@ -168,7 +167,6 @@ static int check_device(struct lk_config *config, const struct lk_origins *origi
                         size_t bytes) {
     struct lk_geometry geometries[LK_POOLS_MAX];
     char reason[256] = "", place[LK_PLACE_BYTES];
-    int rc = 0;
     for (uint32_t i = 0; i < config->pools; i++)
         geometries[i] = config->pool[i].geometry;
     config->resolved = lk_engine_choose(config->device, config->gpu, geometries, config->pools,
@@ -177,9 +175,7 @@ static int check_device(struct lk_config *config, const struct lk_origins *origi
         lk_log(LK_LOG_DEBUG, "device auto is the CPU: %s", reason);
     if (config->device != LK_DEVICE_CUDA)
         return 0;
-    rc = lk_cuda_engine_usable(config->gpu, reason, sizeof(reason));
-    for (uint32_t i = 0; i < config->pools && !rc; i++)
-        rc = lk_cuda_engine_holds(&geometries[i], reason, sizeof(reason));
+    int rc = lk_engine_gpu_serves(config->gpu, geometries, config->pools, reason, sizeof(reason));
     if (!rc)
         return 0;
     snprintf(why, bytes, "%s[daemon] device = cuda: %s; device = auto or cpu serves from the CPU",

@@ -15,16 +15,22 @@
 
 /* ---- choice ---- */
 
+int lk_engine_gpu_serves(uint32_t gpu, const struct lk_geometry *geometries, uint32_t count,
+                         char *why, size_t why_bytes) {
+    int error = lk_cuda_engine_usable(gpu, why, why_bytes);
+    for (uint32_t i = 0; i < count && !error; i++)
+        error = lk_cuda_engine_holds(&geometries[i], why, why_bytes);
+    return error;
+}
+
 enum lk_device lk_engine_choose(enum lk_device wanted, uint32_t gpu,
                                 const struct lk_geometry *geometries, uint32_t count, char *why,
                                 size_t why_bytes) {
     why[0] = 0;
     if (wanted != LK_DEVICE_AUTO)
         return wanted;
-    int error = lk_cuda_engine_usable(gpu, why, why_bytes);
-    for (uint32_t i = 0; i < count && !error; i++)
-        error = lk_cuda_engine_holds(&geometries[i], why, why_bytes);
-    return error ? LK_DEVICE_CPU : LK_DEVICE_CUDA;
+    return lk_engine_gpu_serves(gpu, geometries, count, why, why_bytes) ? LK_DEVICE_CPU
+                                                                        : LK_DEVICE_CUDA;
 }
 
 int lk_engine_open(const struct lk_engine_options *options, struct lk_engine **ret, char *why,
