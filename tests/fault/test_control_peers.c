@@ -94,6 +94,31 @@ static struct lk_hello good_hello(void) {
     return hello;
 }
 
+#define WELCOME_FDS 8 /* room for more than come */
+
+/* A connection that is welcomed; ret_fds: what came with it, then -1. */
+static int join(int ret_fds[WELCOME_FDS]) {
+    struct lk_hello hello = good_hello();
+    union {
+        struct lk_message head;
+        struct lk_welcome welcome;
+    } answer;
+    char why[256];
+    int fd = rig_connect(&rig);
+    ck_assert_int_eq(lk_wire_send(fd, &hello.head, NULL, 0), 0);
+    ck_assert_int_eq(
+        lk_wire_receive(fd, &answer.head, sizeof(answer), ret_fds, WELCOME_FDS, why, sizeof(why)),
+        0);
+    ck_assert_int_eq(answer.head.type, LK_MSG_WELCOME);
+    return fd;
+}
+
+static void close_all(const int fds[WELCOME_FDS]) {
+    for (int i = 0; i < WELCOME_FDS; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+}
+
 /* ---- garbage ---- */
 
 static size_t make_noise(char *at) {
@@ -265,20 +290,13 @@ static void send_lingering(int fd) {
 }
 
 START_TEST(lingering_sockets_hold_nobody_up) {
-    struct lk_hello hello = good_hello();
-    struct lk_welcome welcome;
-    char why[256];
-    int before = open_descriptors(), fd = rig_connect(&rig), fds[8];
-    ck_assert_int_eq(lk_wire_send(fd, &hello.head, NULL, 0), 0);
-    ck_assert_int_eq(lk_wire_receive(fd, &welcome.head, sizeof(welcome), fds, 8, why, sizeof(why)),
-                     0);
+    int before = open_descriptors(), fds[WELCOME_FDS], fd = join(fds);
     send_lingering(fds[3]); /* the bell */
     send_lingering(fds[3]); /* not heard any more: dropped when the channel goes */
     send_lingering(fd);
     read_refusal(fd);
     assert_serves();
-    for (int i = 0; i < 4; i++)
-        close(fds[i]);
+    close_all(fds);
     close(fd);
     fd = rig_connect(&rig);
     ck_assert_int_eq(send(fd, "", 1, MSG_NOSIGNAL), 1);
@@ -292,19 +310,8 @@ END_TEST
 
 START_TEST(refuses_nonsense_after_the_hello) {
     struct lk_hello hello = good_hello();
-    union {
-        struct lk_message head;
-        struct lk_welcome welcome;
-    } answer;
-    char why[256];
-    int before = open_descriptors(), fd = rig_connect(&rig), fds[8];
-    ck_assert_int_eq(lk_wire_send(fd, &hello.head, NULL, 0), 0);
-    ck_assert_int_eq(lk_wire_receive(fd, &answer.head, sizeof(answer), fds, 8, why, sizeof(why)),
-                     0);
-    ck_assert_int_eq(answer.head.type, LK_MSG_WELCOME);
-    for (int i = 0; i < 8; i++)
-        if (fds[i] >= 0)
-            close(fds[i]);
+    int before = open_descriptors(), fds[WELCOME_FDS], fd = join(fds);
+    close_all(fds);
     ck_assert_int_eq(lk_wire_send(fd, &hello.head, NULL, 0), 0); /* twice */
     struct lk_refused refused = read_refusal(fd);
     assert_has(refused.reason, "not expected after the hello");
@@ -341,16 +348,8 @@ static struct lk_refused ask_device_arena(int fd, uint64_t bytes) {
 }
 
 START_TEST(a_device_arena_is_refused_on_the_cpu) {
-    struct lk_hello hello = good_hello();
-    struct lk_welcome welcome;
-    char why[256];
-    int before = open_descriptors(), fd = rig_connect(&rig), fds[8];
-    ck_assert_int_eq(lk_wire_send(fd, &hello.head, NULL, 0), 0);
-    ck_assert_int_eq(lk_wire_receive(fd, &welcome.head, sizeof(welcome), fds, 8, why, sizeof(why)),
-                     0);
-    for (int i = 0; i < 8; i++)
-        if (fds[i] >= 0)
-            close(fds[i]);
+    int before = open_descriptors(), fds[WELCOME_FDS], fd = join(fds);
+    close_all(fds);
     struct lk_refused refused = ask_device_arena(fd, 1 << 20);
     ck_assert_int_eq(refused.error, -ENOTSUP);
     assert_has(refused.reason, "1048576 bytes");
