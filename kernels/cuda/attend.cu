@@ -5,9 +5,8 @@
  * Geometry: blocks of eight warps take runs of tasks (attend.cuh). Shared memory has eight slots, a
  * tile's keys and values each; copies run beside the arithmetic. Where a KV head has eight queries
  * or fewer, a warp has a slot of its own and takes every eighth tile of a slice, slice after slice:
- * the next tile is on its way while one slice is merged, and the page after it is being looked up.
- * Where it has more, warps that hold different queries read the same slots: four, while the other
- * four are filled.
+ * the next tile is on its way while one slice is merged. Where it has more, warps that hold
+ * different queries read the same slots: four, while the other four are filled.
  *
  * A slot: rows of keys, then of values; the 16-byte chunks of row i are permuted by i % 8, so that
  * no read below meets its neighbours in a bank.
@@ -476,17 +475,15 @@ __device__ __forceinline__ void run_alone(const struct attend_args &a, struct sh
             tile = ++at * each;
         return h;
     };
-    struct octet next = look(), ahead = look();
 
-    fill_slot<D>(a, s, next, warp);
+    fill_slot<D>(a, s, look(), warp);
 #pragma unroll 1
     for (; slice < last; slice++) {
         const uint32_t end = min(tiles, (slice + 1) * each);
         uint32_t step = slice * each;
 #pragma unroll 1
         do { /* once even where there is no token */
-            next = ahead;
-            ahead = look();
+            const struct octet next = look();
             copy_wait<0>();
             __syncwarp();
             add_tile<D, BF16>(s, warp, w);
@@ -550,8 +547,10 @@ prepare_job(const struct attend_args &a, struct lk_cuda_row *row, struct job *re
     }
 }
 
-template <int D, bool BF16>
-__global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
+/* BLOCKS: of a multiprocessor. With two a thread has 128 registers, not quite enough at d 128: one
+ * is faster for rows that read little. */
+template <int D, bool BF16, int BLOCKS>
+__global__ void __launch_bounds__(THREADS, BLOCKS)
     attend_kernel(const __grid_constant__ struct attend_args a) {
     SHARED_BYTES(memory, 128);
     struct shared<D> *s = (struct shared<D> *)memory;
@@ -593,28 +592,29 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
 
 /* ---- launcher ---- */
 
-template <int D, bool BF16> static int launch_fast(const struct lk_cuda_step *step, void *stream) {
+template <int D, bool BF16, int BLOCKS>
+static int launch_fast(const struct lk_cuda_step *step, void *stream) {
     const struct attend_args a = {step->pool, step->batch, step->sync, step->clock};
 
-    cudaFuncSetAttribute(attend_kernel<D, BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         sizeof(struct shared<D>));
-    return launch(attend_kernel<D, BF16>, dim3(step->processors * (D <= 128 ? 2 : 1)), THREADS,
+    cudaFuncSetAttribute(attend_kernel<D, BF16, BLOCKS>,
+                         cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(struct shared<D>));
+    return launch(attend_kernel<D, BF16, BLOCKS>, dim3(step->processors * BLOCKS), THREADS,
                   sizeof(struct shared<D>), stream, a);
 }
 
-template <int D> static int launch_type(const struct lk_cuda_step *step, void *stream) {
-    return step->pool.geometry.dtype == LK_BF16 ? launch_fast<D, true>(step, stream)
-                                                : launch_fast<D, false>(step, stream);
+template <int D, int BLOCKS> static int launch_type(const struct lk_cuda_step *step, void *stream) {
+    return step->pool.geometry.dtype == LK_BF16 ? launch_fast<D, true, BLOCKS>(step, stream)
+                                                : launch_fast<D, false, BLOCKS>(step, stream);
 }
 
 int lk_cuda_attend(const struct lk_cuda_step *step, void *stream) {
     switch (step->pool.geometry.head_dim) {
     case 64:
-        return launch_type<64>(step, stream);
-    case 128:
-        return launch_type<128>(step, stream);
+        return launch_type<64, 2>(step, stream);
+    case 128: /* exact rows, of several tokens at that, keep two blocks busy */
+        return step->scans ? launch_type<128, 1>(step, stream) : launch_type<128, 2>(step, stream);
     case 256:
-        return launch_type<256>(step, stream);
+        return launch_type<256, 1>(step, stream);
     default:
         return lk_cuda_attend_plain(step, stream);
     }
