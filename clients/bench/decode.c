@@ -48,16 +48,19 @@ static int append_all(struct run *run) {
         row.position = at;
         row.tokens = left < run->row_tokens ? (uint32_t)left : run->row_tokens;
         write_tokens(run, at, row.tokens);
-        r = locks_append(run->locks, &run->step, &row, 1);
+        for (row.layer = 0; row.layer < run->pool->layers && !r; row.layer++)
+            r = locks_append(run->locks, &run->step, &row, 1);
     }
     return r;
 }
 
 /* ---- steps ---- */
 
-static int step_once(struct run *run, uint64_t position, size_t sample) {
+/* Step `number` of a round: the layers in turn, as a model takes them. */
+static int step_once(struct run *run, uint32_t number, size_t sample) {
     const struct lk_step_result *t = run->step.timing;
-    run->row.position = position;
+    run->row.layer = number % run->pool->layers;
+    run->row.position = run->tokens + number / run->pool->layers;
     uint64_t begun = lk_clock_ns();
     int r = locks_decode(run->locks, &run->step, &run->row, 1);
     run->client[sample] = (double)(lk_clock_ns() - begun) * 1e-3;
@@ -78,7 +81,7 @@ static int play(struct run *run, uint32_t rounds, uint32_t steps) {
         size_t first = (size_t)(round ? round - 1 : 0) * steps;
         int r = 0;
         for (uint32_t i = 0; i < steps && !r; i++)
-            r = step_once(run, run->tokens + i, first + i);
+            r = step_once(run, i, first + i);
         if (!r)
             r = locks_sequence_truncate(run->locks, run->row.sequence, run->tokens);
         if (r)

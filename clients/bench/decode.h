@@ -3,10 +3,11 @@
  * decode.h - what a real step through a daemon takes its client, and what of that is the daemon's
  * own computing.
  *
- * Idea: a sequence of made-up keys; DECODE of one row again and again, each timed here from
- * submission to completion, beside the sum of the phases the daemon reports for it (lk_step_result:
- * append, score, select, attend). The difference, step by step, is all the rest: ring, intake,
- * launch, completion. One thread spins.
+ * Idea: a sequence of made-up keys; DECODE of one row again and again, layer after layer, so that
+ * pages are summarised beside the steps of other layers, as in a model. Each step is timed here
+ * from submission to completion, beside the sum of the phases the daemon reports for it
+ * (lk_step_result: append, score, select, attend). The difference, step by step, is all the rest:
+ * ring, intake, launch, completion. One thread spins.
  */
 #ifndef BENCH_DECODE_H
 #define BENCH_DECODE_H

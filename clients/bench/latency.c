@@ -38,8 +38,8 @@ static const char *const empty_sets[] = {
     "daemon.threads=1",       "daemon.spin_us=10000",
 };
 static const char *const decode_sets[] = {
-    "pool bench.layers=1",       "pool bench.kv_heads=8",     "pool bench.group=4",
-    "pool bench.head_dim=128",   "pool bench.page_tokens=16", "pool bench.memory=192M",
+    "pool bench.layers=8",       "pool bench.kv_heads=8",     "pool bench.group=4",
+    "pool bench.head_dim=128",   "pool bench.page_tokens=16", "pool bench.memory=1280M",
     "limits.max_row_tokens=256", /* ROW_TOKENS */
 };
 #define SETS_MAX 16
@@ -161,7 +161,7 @@ static int measure_decode(struct bench *bench, const struct lk_private *daemon) 
     size_t used = strlen(bench->head);
     snprintf(bench->head + used, sizeof(bench->head) - used,
              ";\na real step: one row of %" PRIu64
-             " tokens, 32/8 heads, d 128, %u round%s of %d, the client %s; %s",
+             " tokens, 32/8 heads, d 128, layers in turn, %u round%s of %d, the client %s; %s",
              tokens, bench->rounds, lk_plural(bench->rounds), DECODE_STEPS,
              cuda ? "spins" : "sleeps", engine);
     int rc = connect_to(bench, daemon, cuda ? SPIN_US : 0, &locks);
