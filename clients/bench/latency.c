@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../../graphs/engine.h"
 #include "../common/measure.h"
 #include "../common/private.h"
 #include "decode.h"
@@ -29,7 +30,7 @@
 #define DECODE_TOKENS     32768
 #define DECODE_TOKENS_CPU 8192
 #define DECODE_STEPS      200 /* of a round */
-#define ROW_TOKENS        256 /* of appending */
+#define ROW_TOKENS        256 /* of appending; limits.max_row_tokens below */
 
 /* Of an empty step; and of a real one, for which the rest is as a daemon comes. */
 static const char *const empty_sets[] = {
@@ -38,10 +39,11 @@ static const char *const empty_sets[] = {
     "daemon.threads=1",       "daemon.spin_us=10000",
 };
 static const char *const decode_sets[] = {
-    "pool bench.layers=8",       "pool bench.kv_heads=8",     "pool bench.group=4",
-    "pool bench.head_dim=128",   "pool bench.page_tokens=16", "pool bench.memory=1280M",
-    "limits.max_row_tokens=256", /* ROW_TOKENS */
+    "pool bench.layers=8",     "pool bench.kv_heads=8",     "pool bench.group=4",
+    "pool bench.head_dim=128", "pool bench.page_tokens=16", "limits.max_row_tokens=256",
 };
+static const char decode_memory[] = "pool bench.memory=1280M"; /* DECODE_TOKENS in all layers */
+static const char decode_memory_cpu[] = "pool bench.memory=384M";
 #define SETS_MAX 16
 
 /* Processor time of a process in seconds, or -1. */
@@ -198,13 +200,23 @@ static int measure_with(struct bench *bench, const char *const *sets, size_t cou
     return rc;
 }
 
+/* Will the daemon serve from the GPU? It chooses as the engine does. */
+static bool expects_gpu(const struct bench *bench) {
+    char why[256];
+    if (bench->device && strcmp(bench->device, "auto") != 0)
+        return strcmp(bench->device, "cuda") == 0;
+    return lk_engine_gpu_serves(bench->choice.gpu, NULL, 0, why, sizeof(why)) == 0;
+}
+
 int bench_latency(struct bench *bench) {
+    enum { DECODE_SETS = sizeof(decode_sets) / sizeof(*decode_sets) };
+    const char *sets[DECODE_SETS + 1];
+    memcpy(sets, decode_sets, sizeof(decode_sets));
+    sets[DECODE_SETS] = expects_gpu(bench) ? decode_memory : decode_memory_cpu;
     snprintf(bench->head, sizeof(bench->head),
              "Round trip of an empty step between two processes that spin, %u round%s of %d",
              bench->rounds, lk_plural(bench->rounds), EXCHANGES);
     int rc =
         measure_with(bench, empty_sets, sizeof(empty_sets) / sizeof(*empty_sets), measure_empty);
-    return rc ? rc
-              : measure_with(bench, decode_sets, sizeof(decode_sets) / sizeof(*decode_sets),
-                             measure_decode);
+    return rc ? rc : measure_with(bench, sets, DECODE_SETS + 1, measure_decode);
 }
