@@ -41,6 +41,7 @@ struct bench {
     struct choice choice; /* of device */
     /* results */
     char head[512]; /* what was measured */
+    bool cuda;      /* latency's daemon serves from a GPU: it says so */
     struct bench_figure figures[BENCH_FIGURES_MAX];
     unsigned count;
     char why[BENCH_WHY_BYTES];

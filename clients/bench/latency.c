@@ -15,7 +15,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../graphs/engine.h"
 #include "../common/measure.h"
 #include "../common/private.h"
 #include "decode.h"
@@ -74,6 +73,19 @@ static void measure_idle(struct bench *bench, pid_t pid) {
                   100 * (after - before) / passed, "% of a core", AT_MOST, 1);
 }
 
+/* What the daemon serves by, in its own words: "cuda ...", "cpu ...". -> false: it does not say. */
+static bool find_engine(const struct lk_private *daemon, char *ret, size_t bytes) {
+    char *text = NULL;
+    if (locks_admin(daemon->socket, "status", &text, NULL, 0))
+        return false;
+    json_t *status = json_loads(text, 0, NULL);
+    const char *engine = json_string_value(json_object_get(status, "engine"));
+    snprintf(ret, bytes, "%s", engine ? engine : "");
+    json_decref(status);
+    free(text);
+    return *ret != '\0';
+}
+
 static void note_side(struct bench_figure *figure, const struct lk_pingpong_side *side) {
     snprintf(figure->note, sizeof(figure->note), "p99 %.2f us, least %.2f us",
              (double)side->p99_ns * 1e-3, (double)side->min_ns * 1e-3);
@@ -96,6 +108,8 @@ static int connect_to(struct bench *bench, const struct lk_private *daemon, uint
 static int measure_empty(struct bench *bench, const struct lk_private *daemon) {
     struct lk_pingpong_result result;
     struct locks *locks;
+    char engine[160];
+    bench->cuda = find_engine(daemon, engine, sizeof(engine)) && strncmp(engine, "cuda", 4) == 0;
     int rc = connect_to(bench, daemon, SPIN_US, &locks);
     if (rc)
         return rc;
@@ -117,19 +131,6 @@ static int measure_empty(struct bench *bench, const struct lk_private *daemon) {
 }
 
 /* ---- a real step ---- */
-
-/* What the daemon serves by, in its own words: "cuda ...", "cpu ...". -> false: it does not say. */
-static bool find_engine(const struct lk_private *daemon, char *ret, size_t bytes) {
-    char *text = NULL;
-    if (locks_admin(daemon->socket, "status", &text, NULL, 0))
-        return false;
-    json_t *status = json_loads(text, 0, NULL);
-    const char *engine = json_string_value(json_object_get(status, "engine"));
-    snprintf(ret, bytes, "%s", engine ? engine : "");
-    json_decref(status);
-    free(text);
-    return *ret != '\0';
-}
 
 static void add_us(struct bench *bench, const char *key, const char *what, double us) {
     bench_add(bench, key, what, us, "us", NO_TARGET, 0);
@@ -158,15 +159,14 @@ static int measure_decode(struct bench *bench, const struct lk_private *daemon) 
     char engine[160];
     if (!find_engine(daemon, engine, sizeof(engine)))
         snprintf(engine, sizeof(engine), "a device it does not name");
-    bool cuda = strncmp(engine, "cuda", 4) == 0;
-    uint64_t tokens = cuda ? DECODE_TOKENS : DECODE_TOKENS_CPU;
+    uint64_t tokens = bench->cuda ? DECODE_TOKENS : DECODE_TOKENS_CPU;
     size_t used = strlen(bench->head);
     snprintf(bench->head + used, sizeof(bench->head) - used,
              ";\na real step: one row of %" PRIu64
              " tokens, 32/8 heads, d 128, layers in turn, %u round%s of %d, the client %s; %s",
              tokens, bench->rounds, lk_plural(bench->rounds), DECODE_STEPS,
-             cuda ? "spins" : "sleeps", engine);
-    int rc = connect_to(bench, daemon, cuda ? SPIN_US : 0, &locks);
+             bench->cuda ? "spins" : "sleeps", engine);
+    int rc = connect_to(bench, daemon, bench->cuda ? SPIN_US : 0, &locks);
     if (rc)
         return rc;
     if (locks_pool(locks, NULL, &pool) ||
@@ -200,23 +200,15 @@ static int measure_with(struct bench *bench, const char *const *sets, size_t cou
     return rc;
 }
 
-/* Will the daemon serve from the GPU? It chooses as the engine does. */
-static bool expects_gpu(const struct bench *bench) {
-    char why[256];
-    if (bench->device && strcmp(bench->device, "auto") != 0)
-        return strcmp(bench->device, "cuda") == 0;
-    return lk_engine_gpu_serves(bench->choice.gpu, NULL, 0, why, sizeof(why)) == 0;
-}
-
 int bench_latency(struct bench *bench) {
     enum { DECODE_SETS = sizeof(decode_sets) / sizeof(*decode_sets) };
     const char *sets[DECODE_SETS + 1];
     memcpy(sets, decode_sets, sizeof(decode_sets));
-    sets[DECODE_SETS] = expects_gpu(bench) ? decode_memory : decode_memory_cpu;
     snprintf(bench->head, sizeof(bench->head),
              "Round trip of an empty step between two processes that spin, %u round%s of %d",
              bench->rounds, lk_plural(bench->rounds), EXCHANGES);
     int rc =
         measure_with(bench, empty_sets, sizeof(empty_sets) / sizeof(*empty_sets), measure_empty);
+    sets[DECODE_SETS] = bench->cuda ? decode_memory : decode_memory_cpu;
     return rc ? rc : measure_with(bench, sets, DECODE_SETS + 1, measure_decode);
 }
