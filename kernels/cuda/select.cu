@@ -959,6 +959,8 @@ __global__ void __launch_bounds__(THREADS, 2)
         clear_hits(p);
     }
     mark_kept(p, cut);
+    if (PRUNE || p.sampled)
+        team_arrive_unordered();
     if (!PRUNE && p.sampled) {
         const struct sums u = sum_weights(a, p, s);
         t = make_strata(p, u);
@@ -969,22 +971,25 @@ __global__ void __launch_bounds__(THREADS, 2)
     const struct tally before = team_sum(s, 2, {0, own, 0}, &all, [] {});
     if (PRUNE) {
         write_list(p, before.left, all.left);
-        return;
+    } else {
+        if (!p.sampled)
+            kept = all.left;
+        write_picks(a, p, before.left, t.count);
+        if (team_rank() == 0 && threadIdx.x == 0) {
+            p.found->kept = kept;
+            p.found->sampled = all.left - kept;
+        }
     }
-    if (!p.sampled)
-        kept = all.left;
-    write_picks(a, p, before.left, t.count);
-    if (team_rank() == 0 && threadIdx.x == 0) {
-        p.found->kept = kept;
-        p.found->sampled = all.left - kept;
-    }
-    if (!p.sampled)
+    if (PRUNE || p.sampled)
+        team_wait(); /* nobody needs this block's memory now */
+    else
         estimate_rest(p, s, kept);
 }
 
 /* ---- launcher ---- */
 
-/* Blocks of a team: a power of two; enough teams fill the device by themselves. */
+/* Blocks of a team: a power of two, as many as have a multiprocessor each. Two on one take longer
+ * than half as many with twice the pages. */
 static uint32_t choose_team(const struct lk_cuda_step *step) {
     const uint32_t teams = step->pool.geometry.kv_heads * step->bucket;
     struct cudaFuncAttributes attributes;
@@ -992,7 +997,7 @@ static uint32_t choose_team(const struct lk_cuda_step *step) {
 
     if (cudaFuncGetAttributes(&attributes, select_kernel<false>) || attributes.ptxVersion < 90)
         return 1;
-    while (size > 1 && size * teams > 2 * step->processors)
+    while (size > 1 && size * teams > step->processors)
         size /= 2;
     return size;
 }

@@ -31,6 +31,13 @@ __device__ __forceinline__ void team_arrive() {
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
+/* The same of a block that only says that it reaches into no other's memory any more. */
+__device__ __forceinline__ void team_arrive_unordered() {
+#if __CUDA_ARCH__ >= 900
+    if (team_size() > 1)
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void team_wait() {
 #if __CUDA_ARCH__ >= 900
     if (team_size() > 1) {

@@ -174,6 +174,9 @@ static inline void team_arrive(void) {
     if (team_size() > 1)
         emulated::arrive_team();
 }
+static inline void team_arrive_unordered(void) {
+    team_arrive();
+}
 static inline void team_wait(void) {
     if (team_size() > 1)
         emulated::wait_team();
