@@ -2,8 +2,8 @@
 /*
  * attend.cuh - what the two kernels of attention share: jobs, tokens, and a head's results.
  *
- * Words: a job is (row, KV head, up to query_warps x 8 queries); its tokens come in tiles of 16 and
- * its tiles in slices, a task each; an octet is half a tile, eight tokens of one page.
+ * Words: a job is (row, KV head, up to eight bands of eight queries); its tokens come in tiles of
+ * 16 and its tiles in slices, a task each; an octet is half a tile, eight tokens of one page.
  *
  * Invariants: what a job and its slices are depends on the row and the geometry alone. A slice
  * leaves its partial result in the row's workspace; the block that finishes a job's last slice
@@ -18,8 +18,8 @@
 
 #define WARPS   8
 #define THREADS (32 * WARPS)
-#define QUERIES 8 /* of a warp */
-#define NEVER   0x7fffffff
+#define QUERIES 8          /* of a band */
+#define NEVER   0x7fffff00 /* a position after all; what is added to it within a tile fits */
 
 struct attend_args {
     struct lk_pool_view pool;
@@ -42,17 +42,17 @@ struct job {
     struct lk_page_weight *list; /* likewise: all pages of an exact row */
     uint32_t first, slices;      /* its first task; its tasks */
     uint32_t tiles, slice_tiles;
-    uint32_t head, query_warps; /* warps that hold different queries */
+    uint32_t head, bands; /* the number of bands is a power of two */
     uint32_t query_first, queries;
-    uint32_t tokens, length, pages, listed;
+    uint32_t tokens, length, pages, listed, budget_pages;
     uint32_t table_shift, token_shift; /* pages of a table's entry, tokens of a page */
     uint32_t inverse;                  /* 2^31 / group, rounded up: divides numbers below 2^26 */
     float scale;                       /* of logits, base 2 */
 };
 
-/* Pages of an octet, as read; what follows from them is left until they have come. */
+/* Page of an octet, as read; what follows from it is left until it has come. */
 struct octet {
-    uint32_t page, physical; /* NEVER: none; in a table without picks: the table's entry */
+    uint32_t page, physical; /* LK_CUDA_NO_PAGE: none; in a table without picks: its entry */
     float bias;
     uint32_t kept, in; /* first token within the page */
 };
@@ -66,7 +66,7 @@ __device__ __forceinline__ struct job find_job(const struct attend_args &a, stru
     const uint32_t first = __ldcg(&a.batch->first[LK_CUDA_ATTEND][row]);
     const uint32_t number = (task - first) / r->slices;
     const uint32_t group = number % r->query_groups, head = number / r->query_groups;
-    const uint32_t most = r->query_warps * QUERIES;
+    const uint32_t most = r->bands * QUERIES;
     struct job j;
 
     j.q = (const uint16_t *)r->q;
@@ -86,13 +86,14 @@ __device__ __forceinline__ struct job find_job(const struct attend_args &a, stru
     j.tiles = r->tiles;
     j.slice_tiles = r->slice_tiles;
     j.head = head;
-    j.query_warps = r->query_warps;
+    j.bands = r->bands;
     j.query_first = group * most;
     j.queries = min(most, r->tokens * g->group - j.query_first);
     j.tokens = r->tokens;
     j.length = (uint32_t)r->length;
     j.pages = r->pages;
     j.listed = min(r->pages, r->list_pages);
+    j.budget_pages = r->budget_pages;
     j.table_shift = r->table_shift;
     j.token_shift = 31 - __clz(g->page_tokens);
     j.inverse = (0x80000000u + g->group - 1) / g->group;
@@ -100,16 +101,21 @@ __device__ __forceinline__ struct job find_job(const struct attend_args &a, stru
     return j;
 }
 
-/* Octet `half` of a tile below `last`. `picked`: pages picked. */
+/* Warps that hold different queries, in attend.cu: two bands each. */
+__device__ __forceinline__ uint32_t query_warps(const struct job &j) {
+    return j.bands > 1 ? j.bands / 2 : 1;
+}
+
+/* Octet `half` of a tile below `last`. */
 __device__ __forceinline__ struct octet look_up(const struct job &j, uint32_t tile, uint32_t last,
-                                                uint32_t half, uint32_t picked) {
+                                                uint32_t half) {
     const uint32_t token = 16 * tile + 8 * half, entry = token >> j.token_shift;
-    struct octet h = {NEVER, 0, 0.f, 1, token & ((1u << j.token_shift) - 1)};
+    struct octet h = {LK_CUDA_NO_PAGE, 0, 0.f, 1, token & ((1u << j.token_shift) - 1)};
 
     if (tile >= last)
         return h;
     if (j.picks) {
-        if (entry < picked) {
+        if (entry < j.budget_pages) {
             const uint4 v = __ldcg((const uint4 *)&j.picks[entry]);
             h.page = v.x;
             h.physical = v.y;
@@ -126,7 +132,7 @@ __device__ __forceinline__ struct octet look_up(const struct job &j, uint32_t ti
 /* Its first token; NEVER: none. */
 __device__ __forceinline__ int octet_position(const struct job &j, const struct octet &h) {
     const uint32_t position = (h.page << j.token_shift) + h.in;
-    return h.page == NEVER || position >= j.length ? NEVER : (int)position;
+    return h.page == LK_CUDA_NO_PAGE || position >= j.length ? NEVER : (int)position;
 }
 
 /* Its keys; the values lie a page's tokens further. */

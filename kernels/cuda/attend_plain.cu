@@ -77,7 +77,7 @@ __device__ __forceinline__ struct lk_cuda_stat add_parts(uint32_t d, uint32_t pa
 /* Warps have left their state in shared memory: to the output, or to the slice's partial. */
 __device__ void finish_slice(const struct attend_args &a, struct shared *s, uint32_t slice) {
     const uint32_t d = a.pool.geometry.head_dim, lane = threadIdx.x % 32;
-    const uint32_t step = s->job.query_warps, most = step * QUERIES;
+    const uint32_t step = s->job.bands, most = step * QUERIES;
     uint8_t *partial = s->job.partials + slice * s->job.partial_bytes;
 
     __syncthreads();
@@ -106,7 +106,7 @@ __device__ void finish_slice(const struct attend_args &a, struct shared *s, uint
 }
 
 __device__ void merge_slices(const struct attend_args &a, struct shared *s) {
-    const uint32_t d = a.pool.geometry.head_dim, most = s->job.query_warps * QUERIES;
+    const uint32_t d = a.pool.geometry.head_dim, most = s->job.bands * QUERIES;
     const uint8_t *first = s->job.partials;
     const uint64_t step = s->job.partial_bytes;
 
@@ -128,10 +128,9 @@ __device__ void merge_slices(const struct attend_args &a, struct shared *s) {
 __device__ void run_slice(const struct attend_args &a, struct shared *s, uint32_t slice) {
     const struct job &t = s->job;
     const uint32_t lane = threadIdx.x % 32, warp = warp_index(), d = a.pool.geometry.head_dim;
-    const uint32_t shared_by = t.query_warps, parts = WARPS / shared_by;
+    const uint32_t shared_by = t.bands, parts = WARPS / shared_by;
     const uint32_t first_query = (warp % shared_by) * QUERIES;
     const uint32_t last = min(t.tiles, (slice + 1) * t.slice_tiles);
-    const uint32_t picked = t.picks ? __ldcg(&t.found->kept) + __ldcg(&t.found->sampled) : 0;
     const bool bf16 = a.pool.geometry.dtype == LK_BF16;
 
     for (uint32_t x = 0; x < QUERIES; x++) {
@@ -144,7 +143,7 @@ __device__ void run_slice(const struct attend_args &a, struct shared *s, uint32_
             o[i] = 0;
         for (uint32_t half = 2 * (slice * t.slice_tiles + warp / shared_by);
              own < t.queries && half < 2 * last; half += half % 2 ? 2 * parts - 1 : 1) {
-            const struct octet h = look_up(t, half / 2, last, half % 2, picked);
+            const struct octet h = look_up(t, half / 2, last, half % 2);
             const int position = octet_position(t, h);
             const uint16_t *keys = octet_keys(a, t, h), *values = keys + (d << t.token_shift);
             for (int i = 0; position != NEVER && i < 8 && position + i < limit; i++) {

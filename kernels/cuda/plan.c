@@ -77,13 +77,13 @@ static void plan_scan(const struct lk_geometry *g, struct lk_cuda_row *r) {
 }
 
 static void plan_attend(const struct lk_geometry *g, struct lk_cuda_row *r) {
-    uint32_t query_tiles = div_up(r->tokens * g->group, 8), cap;
+    uint32_t query_bands = div_up(r->tokens * g->group, 8), cap;
     uint64_t tokens = r->scan ? (uint64_t)r->budget_pages * g->page_tokens : r->length;
 
-    r->query_warps = 1;
-    while (r->query_warps < BLOCK_WARPS && r->query_warps < query_tiles)
-        r->query_warps *= 2;
-    r->query_groups = div_up(query_tiles, r->query_warps);
+    r->bands = 1;
+    while (r->bands < BLOCK_WARPS && r->bands < query_bands)
+        r->bands *= 2;
+    r->query_groups = div_up(query_bands, r->bands);
     /* Many queries fill the device by themselves; partial results of slices are bounded. */
     cap = clamp(clamp(512 / g->kv_heads, 16, 128) / clamp(r->query_groups, 1, UINT32_MAX), 1, 128);
     r->tiles = (uint32_t)((tokens + TILE_TOKENS - 1) / TILE_TOKENS);
@@ -115,7 +115,7 @@ static uint64_t plan_memory(const struct lk_geometry *g, struct lk_cuda_row *r) 
         LAY(picks, heads * r->budget_pages * sizeof(struct lk_cuda_pick));
     }
     if (r->slices > 1)
-        LAY(partials, heads * r->query_groups * r->slices * r->query_warps * 8 *
+        LAY(partials, heads * r->query_groups * r->slices * r->bands * 8 *
                           (g->head_dim * 4 + sizeof(struct lk_cuda_stat)));
 #undef LAY
     return at;

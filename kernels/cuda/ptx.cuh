@@ -38,11 +38,12 @@ __device__ __forceinline__ void let_next_start() {
 
 /* ---- copies to shared memory that run beside the arithmetic; groups are a thread's own ---- */
 
-__device__ __forceinline__ void copy_async(void *to, const void *from) {
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-        "l"(from)
-        : "memory");
+/* 16 bytes, or, where they are not there, zeros: then nothing is read. */
+__device__ __forceinline__ void copy_or_clear(void *to, const void *from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     (uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
 }
 __device__ __forceinline__ void copy_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -93,6 +94,20 @@ __device__ __forceinline__ uint32_t transpose_8x8(uint32_t x) {
     uint32_t y;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
+}
+/* Four 8 x 8 of 16 bits in shared memory: lane i says where row i % 8 of number i / 8 is, and takes
+ * of each row r, columns 2c, 2c + 1 (transposed: column r, rows 2c, 2c + 1). */
+__device__ __forceinline__ void load_matrices(uint32_t x[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+__device__ __forceinline__ void load_transposed(uint32_t x[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
 }
 __device__ __forceinline__ void copy_word(uint32_t *to, const uint32_t *from) {
     asm volatile(

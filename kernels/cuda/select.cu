@@ -846,6 +846,17 @@ __device__ __forceinline__ void write_picks(const struct select_args &a, const s
     }
 }
 
+/* There are `count` picks, `kept` of them not sampled; the others of the budget are none. */
+__device__ __forceinline__ void end_picks(const struct span &p, uint32_t kept, uint32_t count) {
+#pragma unroll 1
+    for (uint32_t i = count + threadIdx.x; i < p.k + p.sampled; i += THREADS)
+        p.picks[i].page = LK_CUDA_NO_PAGE;
+    if (threadIdx.x == 0) {
+        p.found->kept = kept;
+        p.found->sampled = count - kept;
+    }
+}
+
 /* Pruning: list the kept units' pages and tag them as competing. */
 __device__ __forceinline__ void write_list(const struct span &p, uint32_t before, uint32_t kept) {
     const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
@@ -975,10 +986,8 @@ __global__ void __launch_bounds__(THREADS, 2)
         if (!p.sampled)
             kept = all.left;
         write_picks(a, p, before.left, t.count);
-        if (team_rank() == 0 && threadIdx.x == 0) {
-            p.found->kept = kept;
-            p.found->sampled = all.left - kept;
-        }
+        if (team_rank() == 0)
+            end_picks(p, kept, all.left);
     }
     if (PRUNE || p.sampled)
         team_wait(); /* nobody needs this block's memory now */

@@ -23,8 +23,10 @@
 
 #include "record.h"
 
+#define LK_CUDA_NO_PAGE 0x7fffffff
+
 struct lk_cuda_pick {
-    uint32_t page, physical;
+    uint32_t page, physical; /* LK_CUDA_NO_PAGE: none, after the last */
     float bias;    /* log2 of the weight */
     uint32_t kept; /* 0: sampled */
 };

@@ -32,8 +32,9 @@ static inline void let_next_start(void) {
 
 /* ---- copies ---- */
 
-static inline void copy_async(void *to, const void *from) {
-    emulated::copy_late(to, from, 16);
+static inline void copy_or_clear(void *to, const void *from, bool there) {
+    static const uint8_t zeros[16] = {};
+    emulated::copy_late(to, there ? from : zeros, 16);
 }
 static inline void copy_word(uint32_t *to, const uint32_t *from) {
     emulated::copy_late(to, from, 4);
@@ -104,6 +105,31 @@ static inline uint32_t transpose_8x8(uint32_t x) {
     for (uint32_t i = 0; i < 2; i++)
         y |= (lane[4 * (2 * c + i) + r / 2].w[0] >> 16 * (r % 2) & 0xffff) << 16 * i;
     return y;
+}
+
+/* Word `i` of lane 4 r + c: of matrix i row r, columns 2c and 2c + 1, or transposed. */
+static inline void take_matrices(uint32_t x[4], const void *row, bool transposed) {
+    const uint64_t at = (uint64_t)row;
+    const struct emulated::packet *lane =
+        emulated::meet_warp({{(uint32_t)at, (uint32_t)(at >> 32)}});
+    const uint32_t r = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+
+    for (uint32_t i = 0; i < 4; i++) {
+        x[i] = 0;
+        for (uint32_t half = 0; half < 2; half++) {
+            const uint32_t from = transposed ? 2 * c + half : r;
+            const uint32_t column = transposed ? r : 2 * c + half;
+            const uint32_t *word = lane[8 * i + from].w;
+            const uint16_t *cells = (const uint16_t *)((uint64_t)word[1] << 32 | word[0]);
+            x[i] |= (uint32_t)cells[column] << 16 * half;
+        }
+    }
+}
+static inline void load_matrices(uint32_t x[4], const void *row) {
+    take_matrices(x, row, false);
+}
+static inline void load_transposed(uint32_t x[4], const void *row) {
+    take_matrices(x, row, true);
 }
 
 /* ---- numbers, clock ---- */
