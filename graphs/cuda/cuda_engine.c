@@ -159,7 +159,7 @@ static void feed_row(struct cuda_slot *slot, struct lk_cuda_lane *lane, const st
 /* Collects the batch's rows of a pool in its lane -> bytes that the feed will bring at most. */
 static uint64_t collect_rows(const struct cuda_pool *pool, struct lk_cuda_lane *lane,
                              const struct lk_batch *batch) {
-    uint64_t bytes = sizeof *lane->block;
+    uint64_t bytes = 0;
 
     lane->count = 0;
     for (uint32_t i = 0; i < batch->row_count; i++)
@@ -183,8 +183,6 @@ static int run_pool(struct cuda_engine *engine, struct cuda_slot *slot, struct l
         feed_row(slot, lane, &batch->rows[lane->index[lane->count]], &lane->rows[lane->count]);
     if (lk_cuda_fill(lane->rows, count, lane->block))
         return lk_cuda_broken(engine, "a row", "it exceeds what the kernels take");
-    uint64_t block = offsetof(struct lk_cuda_batch, row) + count * sizeof *lane->block->row;
-    lk_cuda_lane_feed(lane, lane->block, lane->device, (block + 15) / 16 * 16);
     return lk_cuda_check(engine, cudaGraphLaunch(lk_cuda_lane_graph(lane), engine->stream),
                          "launching a step");
 }

@@ -11,7 +11,6 @@
 #include "memory.h"
 
 #define BIT(mode) (1U << (mode))
-#define EDGES_MAX 64 /* of a captured step: a chain of some eight kernels */
 
 _Static_assert(sizeof(struct lk_signal) == sizeof(struct lk_cuda_signal) &&
                    LK_BATCH_SIGNALS_MAX <= LK_CUDA_SIGNALS_MAX,
@@ -35,37 +34,26 @@ static int refuse(cudaError_t error, const char *step, char *why, size_t why_byt
 
 /* ---- capture ---- */
 
-/* Edges that leave the feed become full ones. */
-static cudaError_t hold_back(cudaGraph_t graph) {
-    cudaGraphNode_t root, from[EDGES_MAX], to[EDGES_MAX];
-    cudaGraphEdgeData data[EDGES_MAX];
-    size_t roots = 1, edges = EDGES_MAX;
-    cudaError_t error = cudaGraphGetRootNodes(graph, &root, &roots);
-
-    if (!error)
-        error = cudaGraphGetEdges(graph, from, to, data, &edges);
-    for (size_t i = 0; i < edges && !error; i++) {
-        if (from[i] != root || data[i].type == cudaGraphDependencyTypeDefault)
-            continue;
-        error = cudaGraphRemoveDependencies(graph, &from[i], &to[i], &data[i], 1);
-        if (!error)
-            error = cudaGraphAddDependencies(graph, &from[i], &to[i], NULL, 1);
-    }
-    return error;
-}
-
 static uint32_t feed_blocks(uint32_t bucket) {
     return bucket < 32 ? 4 + 8 * bucket : 264;
 }
 
 static cudaError_t record(const struct lk_cuda_lane_options *o, const struct lk_cuda_lane *lane,
                           const struct lk_cuda_step *step, cudaGraph_t *ret) {
+    const uint64_t block =
+        offsetof(struct lk_cuda_batch, row) + step->bucket * sizeof *lane->block->row;
+    const struct lk_cuda_bring bring = {.feed = lane->feed,
+                                        .from = lane->block,
+                                        .to = lane->device,
+                                        .first_bytes = (block + 15) / 16 * 16,
+                                        .marks = lane->marks,
+                                        .clock = lane->clock,
+                                        .blocks = feed_blocks(step->bucket)};
     cudaError_t error = cudaStreamBeginCapture(o->stream, cudaStreamCaptureModeThreadLocal);
 
     if (error)
         return error;
-    error = (cudaError_t)lk_cuda_bring(lane->feed, lane->marks, lane->clock,
-                                       feed_blocks(step->bucket), o->stream);
+    error = (cudaError_t)lk_cuda_bring(&bring, o->stream);
     if (!error)
         error = (cudaError_t)lk_cuda_run(step, o->stream);
     if (!error)
@@ -86,8 +74,6 @@ static cudaError_t capture(const struct lk_cuda_lane_options *o, const struct lk
     cudaGraph_t graph = NULL;
     cudaError_t error = record(o, lane, &step, &graph);
 
-    if (!error)
-        error = hold_back(graph);
     if (!error)
         error = cudaGraphInstantiate(ret, graph, 0);
     if (!error)

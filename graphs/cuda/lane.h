@@ -7,8 +7,8 @@
  * hold (a bucket); all else is read when it is replayed. There is one for each bucket and each set
  * of scan modes worth having apart: exact rows skip scoring, a full scan skips the second pass.
  *
- * Between the feed and the scan the edge is a full one: kernels read the block before they wait for
- * their predecessor, which is right only if the feed has ended by then.
+ * Kernels read the descriptor block before they wait for their predecessor: the feed lets the scan
+ * start when that block is there (feed.h), and so all that follow.
  *
  * Thread: whoever owns the engine. Does not launch (engine.c) nor own the pool.
  */

@@ -4,8 +4,11 @@
  * of a step.
  *
  * Idea: the host writes down, in memory the device reads, which bytes are to be copied where: the
- * descriptor block, block tables, and from the clients' arenas queries, keys and values. One kernel
- * copies them all, whatever their number; it crosses the bus twice, for the list and for the bytes.
+ * block tables, and from the clients' arenas queries, keys and values. One kernel copies them all,
+ * whatever their number; it crosses the bus twice, for the list and for the bytes. The descriptor
+ * block lies at a place that is known beforehand and crosses the bus beside the list. As soon as it
+ * is there the next kernel may start, and read that block before it waits for this one to end: the
+ * block's bytes are in the second cache by then, where kernels that started early look for them.
  * The last kernel of a step raises the fences of clients on the GPU and then stores a number into a
  * word of host memory, once everything before it can be seen; the host polls the word.
  *
@@ -25,7 +28,7 @@ extern "C" {
 #endif
 
 #define LK_CUDA_PIECES_MAX  4096
-#define LK_CUDA_PIECE_BYTES 8192 /* a block's share of a small batch */
+#define LK_CUDA_PIECE_BYTES 4096 /* a vector a thread, all on their way at once */
 
 struct lk_cuda_piece {
     const void *from;
@@ -46,11 +49,20 @@ struct lk_cuda_feed { /* memory of the host, read by the device */
     struct lk_cuda_piece piece[LK_CUDA_PIECES_MAX];
 };
 
-/* Copies all pieces; leaves feed->serial and feed->signals in *marks (device memory) and the time
- * in clock->at[LK_CUDA_AT_FEED]. blocks: of the grid. Stream is a cudaStream_t. -> 0 or a
- * cudaError_t. */
-int lk_cuda_bring(const struct lk_cuda_feed *feed, struct lk_cuda_marks *marks,
-                  struct lk_cuda_clock *clock, uint32_t blocks, void *stream);
+struct lk_cuda_bring {
+    const struct lk_cuda_feed *feed;
+    const void *from;     /* host memory: what comes first, whatever the feed says */
+    void *to;             /* device memory */
+    uint64_t first_bytes; /* a multiple of 16 */
+    struct lk_cuda_marks *marks;
+    struct lk_cuda_clock *clock;
+    uint32_t blocks; /* for the feed's pieces, at least 1 */
+};
+/* Copies first_bytes and all pieces; leaves feed->serial and feed->signals in *marks (device
+ * memory) and the time in clock->at[LK_CUDA_AT_FEED]. Kernels after it on the stream may read what
+ * came first, past the first cache, before they wait; all else when they have waited. Stream is a
+ * cudaStream_t. -> 0 or a cudaError_t. */
+int lk_cuda_bring(const struct lk_cuda_bring *bring, void *stream);
 /* After all that ran before on the stream: raises the fences of *marks (device memory), then stores
  * its serial into *word (host memory) unless it is 0. The time goes to clock->at[LK_CUDA_AT_FENCE]
  * before that word. */
