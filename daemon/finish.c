@@ -81,6 +81,7 @@ static void fence_item(struct lk_intake *intake, const struct lk_work *work, str
 
 static void fence(struct lk_intake *intake, struct lk_work *work) {
     intake->now_ns = lk_intake_now_ns();
+    intake->unfenced--;
     for (uint32_t i = 0; i < work->item_count; i++)
         fence_item(intake, work, &work->items[i]);
 }

@@ -54,8 +54,8 @@ struct lk_intake {
     struct lk_user user[LK_CHANNELS_MAX];
 
     struct lk_work work[LK_BATCHES_IN_FLIGHT];
-    struct lk_work *filling; /* of this tick, or NULL */
-    uint32_t in_flight;
+    struct lk_work *filling;      /* of this tick, or NULL */
+    uint32_t in_flight, unfenced; /* batches: not done, and of them those not fenced */
     uint64_t batch_serial, submission_serial;
 
     uint32_t *list; /* [2 * LK_LIST_MAX], the private copy of one list at a time */
@@ -89,8 +89,8 @@ struct lk_intake {
 /* What became of the head of a queue. */
 enum lk_run {
     LK_RUN_STARTED, /* it left the queue */
-    LK_RUN_WAIT,    /* nothing more can be done for it before a batch is launched or done, or in
-                       this tick */
+    LK_RUN_WAIT,    /* nothing more can be done for it before a batch is launched or passes a mark,
+                       or in this tick */
     LK_RUN_TURN,    /* it has had its turn; more can be done */
 };
 
@@ -122,7 +122,7 @@ void lk_unwatch_bell(struct lk_intake *intake, struct lk_channel *channel);
 bool lk_take(struct lk_intake *intake, struct lk_channel *channel);
 
 /* ---- the head of a queue ---- */
-/* The batch being filled, or NULL: two are in flight. */
+/* The batch being filled, or NULL: too many are in flight. */
 struct lk_work *lk_filling(struct lk_intake *intake);
 /* A new item of the batch for a submission's row or list (there is room: lk_work_full). */
 struct lk_item *lk_work_item(struct lk_work *work, struct lk_submission *submission);

@@ -44,6 +44,8 @@ uint64_t lk_intake_now_ns(void) {
 /* ---- the head of a queue ---- */
 
 struct lk_work *lk_filling(struct lk_intake *intake) {
+    if (intake->unfenced == LK_BATCHES_AHEAD)
+        return NULL;
     for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT && !intake->filling; i++)
         if (!intake->work[i].in_flight) {
             intake->filling = &intake->work[i];
@@ -158,6 +160,7 @@ static void launch(struct lk_intake *intake) {
     work->launched_ns = intake->now_ns = lk_intake_now_ns();
     work->in_flight = true;
     intake->in_flight++;
+    intake->unfenced++;
     intake->batches++;
     int rc = lk_engine_launch(intake->engine, &work->batch);
     if (rc == -EIO)

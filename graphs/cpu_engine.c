@@ -56,7 +56,7 @@ struct cpu_engine {
     struct run run;
     int event;
     struct lk_plan plan[LK_PLAN_BUCKETS];
-    struct lk_memory workspace[LK_BATCHES_IN_FLIGHT];
+    struct lk_memory workspace[LK_BATCHES_AHEAD];
     struct lk_memory pool[LK_ENGINE_POOLS_MAX];
     uint32_t pools;
     char text[64];
@@ -148,16 +148,16 @@ uint64_t lk_cpu_engine_row_workspace(const struct lk_row *row) {
 
 static int cpu_launch(struct lk_engine *base, struct lk_batch *batch) {
     struct cpu_engine *engine = of(base);
-    uint32_t place = engine->launched % LK_BATCHES_IN_FLIGHT;
+    const struct lk_memory *room = &engine->workspace[engine->launched % LK_BATCHES_AHEAD];
+    uint64_t fenced = (engine->seen + MARKS - 1) / MARKS, done = engine->seen / MARKS;
 
-    if (engine->launched - engine->seen / MARKS >= LK_BATCHES_IN_FLIGHT)
+    if (engine->launched - fenced >= LK_BATCHES_AHEAD ||
+        engine->launched - done >= LK_BATCHES_IN_FLIGHT)
         return -EAGAIN;
-    int error = lk_batch_admit(LK_DEVICE_CPU, engine->workspace[place].at,
-                               engine->workspace[place].bytes, batch);
+    int error = lk_batch_admit(LK_DEVICE_CPU, room->at, room->bytes, batch);
     if (error)
         return error;
-    engine->launched++;
-    engine->slot[place] = batch;
+    engine->slot[engine->launched++ % LK_BATCHES_IN_FLIGHT] = batch;
     if (atomic_fetch_add(&engine->queued, 1) == 0) {
         start(engine);
         advance(engine);
@@ -216,7 +216,7 @@ static int open_parts(struct cpu_engine *engine, const struct lk_engine_options 
         snprintf(why, why_bytes, "engine: %s", strerror(-error));
         return error;
     }
-    for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT && !error; i++)
+    for (uint32_t i = 0; i < LK_BATCHES_AHEAD && !error; i++)
         error =
             lk_memory_open(NULL, options->workspace_bytes, &engine->workspace[i], why, why_bytes);
     return error ? error : open_workers(engine, options, why, why_bytes);
@@ -228,7 +228,7 @@ static void cpu_close(struct lk_engine *base) {
     lk_workers_close(engine->workers);
     for (uint32_t i = 0; i < engine->pools; i++)
         lk_memory_close(&engine->pool[i]);
-    for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT; i++)
+    for (uint32_t i = 0; i < LK_BATCHES_AHEAD; i++)
         lk_memory_close(&engine->workspace[i]);
     for (uint32_t i = 0; i < LK_PLAN_BUCKETS; i++)
         lk_plan_close(&engine->plan[i]);

@@ -3,8 +3,8 @@
  * engine.h - a device and the pipelines prepared for it. The daemon sees this and nothing below it.
  *
  * An engine owns the device's threads, the pools' memory and the workspaces. A batch is filled by
- * the daemon and launched; at most LK_BATCHES_IN_FLIGHT are in flight, they run in order. A batch
- * passes two marks:
+ * the daemon and launched; at most LK_BATCHES_IN_FLIGHT are not DONE, of them LK_BATCHES_AHEAD not
+ * FENCED, and they run in order. A batch passes two marks:
  *
  *     LAUNCHED --results written--> FENCED --pages it closed are summarised--> DONE
  *
@@ -25,7 +25,8 @@
 #include "../kernels/kernels.h"
 
 #define LK_BATCH_ROWS_MAX    256 /* the largest rows bucket */
-#define LK_BATCHES_IN_FLIGHT 2   /* one runs, one waits: the device never idles between them */
+#define LK_BATCHES_AHEAD     2   /* one runs, one waits: the device never idles between them */
+#define LK_BATCHES_IN_FLIGHT 4   /* and pages that those before them closed are summarised */
 /* What else a batch may hold at most. */
 #define LK_BATCH_COPIES_MAX  16384
 #define LK_BATCH_SLOTS_MAX   65536                                      /* of all its writes */
@@ -168,8 +169,8 @@ struct lk_batch {
     uint64_t fenced_ns;           /* CLOCK_MONOTONIC when results were found complete */
 };
 
-/* -EAGAIN: two are in flight. -EINVAL: more rows than a batch may have. -ENOSPC: the rows do not
- * fit the workspace. -EIO: the device is broken, see lk_engine_trouble(). */
+/* -EAGAIN: as many are in flight as may be. -EINVAL: more rows than a batch may have. -ENOSPC: the
+ * rows do not fit the workspace. -EIO: the device is broken, see lk_engine_trouble(). */
 int lk_engine_launch(struct lk_engine *engine, struct lk_batch *batch);
 
 enum lk_mark { LK_MARK_NONE, LK_MARK_FENCED, LK_MARK_DONE, LK_MARK_BROKEN };

@@ -4,30 +4,31 @@
  *
  * Idea: batches run on one stream. A batch is copies, writes and builds of what writes sealed;
  * then one graph for each pool that has rows in it (lane.h); then builds of the pages it closed.
- * Two words of host memory say how far the device is: the graph's last kernel stores the batch's
- * number into the first once results can be seen (FENCED), a kernel after the builds into the
- * second (DONE). Polling is looking at those words.
+ * Words of host memory say how far the device is: the graph's last kernel stores the batch's number
+ * into the first once results can be seen (FENCED), a kernel after the builds into another (DONE).
+ * Polling is looking at those words.
  *
  *     host: place rows, write feed and block, launch ... poll ... hand out results, count bytes
  *     device: [copy][write][build] [feed append scan .. attend mark]
- *                                                                   [build mark] on a second stream
+ *                                                                   [build mark] on another stream
  *
- * The next batch starts beside those last builds, unless it touches one of their layers: a model's
- * next step there is a whole round of layers away.
+ * The next batches start beside those last builds, unless they touch one of their layers: a model's
+ * next step there is a whole round of layers away. The layers of a token all close their pages in
+ * the same round, so several batches' builds run beside each other.
  *
  * A client on the GPU waits for a fence of its own: the mark raises it before the first word.
  *
  * Outputs, LSE and page lists go straight to the client's memory. What the daemon itself needs to
  * know, pages kept and sampled, goes to memory of the engine first.
  *
- * A kernel that faults, or a batch that does not end, breaks the engine for good: the stream is
- * asked every millisecond while something is in flight.
+ * A kernel that faults, or a batch that does not end, breaks the engine for good: streams are asked
+ * every millisecond while something is in flight for longer than that.
  *
  * A sleeper is woken by a thread that looks at the words for it; engines are `hot` for the first
  * milliseconds of a batch, while looking costs less than being woken.
  *
- * Invariants: pinned lists of a slot are not touched between launch and DONE; a lane's feed, block
- * and results not between launch and FENCED.
+ * Invariants: a slot's list of builds is not touched between launch and DONE; a desk and a lane's
+ * feed, block and results not between launch and FENCED.
  */
 #include "cuda_engine.h"
 
@@ -56,7 +57,22 @@ int lk_cuda_check(struct cuda_engine *engine, int error, const char *step) {
     return error ? lk_cuda_broken(engine, step, cudaGetErrorString((cudaError_t)error)) : 0;
 }
 
+/* Remembered for each thread: the runtime takes longer to find out that nothing changes. */
+int lk_cuda_choose(const struct cuda_engine *engine) {
+    static _Thread_local int chosen = -1;
+    int error = chosen == engine->gpu ? 0 : (int)cudaSetDevice(engine->gpu);
+
+    if (!error)
+        chosen = engine->gpu;
+    return error;
+}
+
 /* ---- launch ---- */
+
+/* The desk and lanes of a batch. */
+static uint32_t desk_of(uint64_t serial) {
+    return serial % LK_BATCHES_AHEAD;
+}
 
 static struct cuda_pool *pool_of(struct cuda_engine *engine, const struct lk_pool_view *view) {
     struct cuda_pool *pool = engine->pool;
@@ -66,9 +82,9 @@ static struct cuda_pool *pool_of(struct cuda_engine *engine, const struct lk_poo
     return pool;
 }
 
-static int run_copies(struct cuda_engine *engine, struct cuda_slot *slot,
+static int run_copies(struct cuda_engine *engine, const struct cuda_desk *desk,
                       const struct lk_batch *batch) {
-    struct lk_cuda_copy_item *items = slot->copies;
+    struct lk_cuda_copy_item *items = desk->copies;
 
     for (uint32_t i = 0; i < batch->copy_count;) {
         const struct lk_pool_view *view = batch->copies[i].pool;
@@ -85,9 +101,9 @@ static int run_copies(struct cuda_engine *engine, struct cuda_slot *slot,
     return 0;
 }
 
-static int run_writes(struct cuda_engine *engine, struct cuda_slot *slot,
+static int run_writes(struct cuda_engine *engine, const struct cuda_desk *desk,
                       const struct lk_batch *batch) {
-    uint64_t *slots = slot->slots;
+    uint64_t *slots = desk->slots;
 
     for (uint32_t i = 0; i < batch->write_count; i++) {
         struct lk_write write = batch->writes[i];
@@ -130,17 +146,17 @@ static int run_builds(struct cuda_engine *engine, cudaStream_t stream, uint64_t 
 }
 
 /* The row as its kernels see it, its inputs on their way to its part of the workspace. */
-static void feed_row(struct cuda_slot *slot, struct lk_cuda_lane *lane, const struct lk_row *row,
+static void feed_row(struct cuda_desk *desk, struct lk_cuda_lane *lane, const struct lk_row *row,
                      struct lk_row *ret) {
     struct lk_cuda_share s = lk_cuda_share_of(row);
-    uint8_t *at = row->workspace, *table = slot->tables + slot->tables_used;
+    uint8_t *at = row->workspace, *table = desk->tables + desk->tables_used;
 
     *ret = *row;
     ret->workspace = at + s.rest;
     ret->result = lane->results + (size_t)lane->count * row->pool->geometry.kv_heads;
     if (s.table_bytes) {
         memcpy(table, row->table, s.entries * sizeof *row->table);
-        slot->tables_used += s.table_bytes;
+        desk->tables_used += s.table_bytes;
         ret->table = (const uint32_t *)(at + s.table);
         lk_cuda_lane_feed(lane, table, at + s.table, s.table_bytes);
     }
@@ -172,7 +188,7 @@ static uint64_t collect_rows(const struct cuda_pool *pool, struct lk_cuda_lane *
 
 /* The rows of one pool. serial: what its mark stores, and then it raises the batch's fences; 0:
  * more pools follow. */
-static int run_pool(struct cuda_engine *engine, struct cuda_slot *slot, struct lk_cuda_lane *lane,
+static int run_pool(struct cuda_engine *engine, struct cuda_desk *desk, struct lk_cuda_lane *lane,
                     const struct lk_batch *batch, uint64_t serial, uint64_t bytes) {
     uint32_t count = lane->count;
 
@@ -180,15 +196,16 @@ static int run_pool(struct cuda_engine *engine, struct cuda_slot *slot, struct l
     if (serial)
         lk_cuda_lane_signals(lane, batch->signals, batch->signal_count);
     for (lane->count = 0; lane->count < count; lane->count++)
-        feed_row(slot, lane, &batch->rows[lane->index[lane->count]], &lane->rows[lane->count]);
+        feed_row(desk, lane, &batch->rows[lane->index[lane->count]], &lane->rows[lane->count]);
     if (lk_cuda_fill(lane->rows, count, lane->block))
         return lk_cuda_broken(engine, "a row", "it exceeds what the kernels take");
     return lk_cuda_check(engine, cudaGraphLaunch(lk_cuda_lane_graph(lane), engine->stream),
                          "launching a step");
 }
 
-static int run_rows(struct cuda_engine *engine, uint32_t place, const struct lk_batch *batch) {
-    struct cuda_slot *slot = &engine->slot[place];
+static int run_rows(struct cuda_engine *engine, uint64_t serial, const struct lk_batch *batch) {
+    uint32_t place = desk_of(serial);
+    struct cuda_desk *desk = &engine->desk[place];
     uint64_t bytes[LK_ENGINE_POOLS_MAX];
     uint32_t last = 0;
     int error = 0;
@@ -197,17 +214,17 @@ static int run_rows(struct cuda_engine *engine, uint32_t place, const struct lk_
         bytes[p] = collect_rows(&engine->pool[p], &engine->pool[p].lane[place], batch);
         last = engine->pool[p].lane[place].count ? p : last;
     }
-    slot->tables_used = 0;
-    slot->clock = batch->row_count ? engine->pool[last].lane[place].clock : NULL;
+    desk->tables_used = 0;
+    desk->clock = batch->row_count ? engine->pool[last].lane[place].clock : NULL;
     for (uint32_t p = 0; p < engine->pools && !error; p++)
         if (engine->pool[p].lane[place].count)
-            error = run_pool(engine, slot, &engine->pool[p].lane[place], batch,
-                             p == last ? slot->serial : 0, bytes[p]);
+            error = run_pool(engine, desk, &engine->pool[p].lane[place], batch,
+                             p == last ? serial : 0, bytes[p]);
     if (!batch->row_count && !error)
         error = lk_cuda_raise(&engine->base, batch->signals, batch->signal_count);
     if (!batch->row_count && !error)
         error = lk_cuda_check(
-            engine, lk_cuda_mark_now(slot->serial, &engine->words->fenced, NULL, engine->stream),
+            engine, lk_cuda_mark_now(serial, &engine->words->fenced, NULL, engine->stream),
             "marking a batch");
     return error;
 }
@@ -225,7 +242,7 @@ static void break_if_asked(const struct cuda_engine *engine, const struct lk_bat
 }
 #endif
 
-/* Does the batch touch what the other place's builds write or read? By layer, whatever the pool. */
+/* Does the batch touch what another's builds write or read? By layer, whatever the pool. */
 static bool needs_builds(const struct cuda_slot *other, const struct lk_batch *batch) {
     if (batch->copy_count || batch->write_count || batch->build_before_count)
         return true;
@@ -235,21 +252,23 @@ static bool needs_builds(const struct cuda_slot *other, const struct lk_batch *b
     return false;
 }
 
-/* Builds of pages that another batch closed run beside this one, unless it needs them. */
-static int wait_for_builds(struct cuda_engine *engine, uint32_t place,
-                           const struct lk_batch *batch) {
-    const struct cuda_slot *other = &engine->slot[(place + 1) % LK_BATCHES_IN_FLIGHT];
+/* Builds of pages that other batches closed run beside this one, unless it needs them. */
+static int wait_for_builds(struct cuda_engine *engine, const struct lk_batch *batch) {
+    int error = 0;
 
-    if (engine->launched == engine->finished || !other->builds_after || !needs_builds(other, batch))
-        return 0;
-    return lk_cuda_check(engine, cudaStreamWaitEvent(engine->stream, other->built, 0),
-                         "waiting for summaries");
+    for (uint64_t i = engine->finished; i < engine->launched && !error; i++) {
+        const struct cuda_slot *other = &engine->slot[i % LK_BATCHES_IN_FLIGHT];
+        if (other->builds_after && needs_builds(other, batch))
+            error = lk_cuda_check(engine, cudaStreamWaitEvent(engine->stream, other->built, 0),
+                                  "waiting for summaries");
+    }
+    return error;
 }
-_Static_assert(LK_BATCHES_IN_FLIGHT == 2, "there is one other place");
 
 /* Summarises the pages that the batch closed, on a stream of their own after its results. */
 static int run_builds_after(struct cuda_engine *engine, struct cuda_slot *slot, uint64_t *list,
                             const struct lk_batch *batch) {
+    const uint64_t place = (uint64_t)(slot - engine->slot);
     int error =
         lk_cuda_check(engine, cudaEventRecord(slot->fence, engine->stream), "marking results");
 
@@ -258,59 +277,61 @@ static int run_builds_after(struct cuda_engine *engine, struct cuda_slot *slot, 
         slot->building[batch->builds_after[i].layer / 64] |= UINT64_C(1)
                                                              << batch->builds_after[i].layer % 64;
     if (!error)
-        error = lk_cuda_check(engine, cudaStreamWaitEvent(engine->builder, slot->fence, 0),
+        error = lk_cuda_check(engine, cudaStreamWaitEvent(slot->builder, slot->fence, 0),
                               "waiting for results");
     if (!error)
-        error = run_builds(engine, engine->builder, &list, batch->builds_after,
-                           batch->build_after_count);
+        error =
+            run_builds(engine, slot->builder, &list, batch->builds_after, batch->build_after_count);
     if (!error)
-        error = lk_cuda_check(
-            engine,
-            lk_cuda_mark_now(slot->serial, &engine->words->done, slot->clock, engine->builder),
-            "marking a batch");
+        error = lk_cuda_check(engine,
+                              lk_cuda_mark_now(slot->serial, &engine->words->done[place],
+                                               &engine->words->clock[place], slot->builder),
+                              "marking a batch");
     return error ? error
-                 : lk_cuda_check(engine, cudaEventRecord(slot->built, engine->builder),
+                 : lk_cuda_check(engine, cudaEventRecord(slot->built, slot->builder),
                                  "marking summaries");
 }
 
-static int run_batch(struct cuda_engine *engine, uint32_t place, const struct lk_batch *batch) {
-    struct cuda_slot *slot = &engine->slot[place];
+static int run_batch(struct cuda_engine *engine, struct cuda_slot *slot,
+                     const struct lk_batch *batch) {
+    const struct cuda_desk *desk = &engine->desk[desk_of(slot->serial)];
     uint64_t *list = slot->builds;
-    int error = wait_for_builds(engine, place, batch);
+    int error = wait_for_builds(engine, batch);
 
     if (!error)
-        error = run_copies(engine, slot, batch);
+        error = run_copies(engine, desk, batch);
     if (!error)
-        error = run_writes(engine, slot, batch);
+        error = run_writes(engine, desk, batch);
     if (!error)
         error = run_builds(engine, engine->stream, &list, batch->builds_before,
                            batch->build_before_count);
     break_if_asked(engine, batch);
     if (!error)
-        error = run_rows(engine, place, batch);
+        error = run_rows(engine, slot->serial, batch);
     slot->builds_after = batch->build_after_count != 0;
     return error || !slot->builds_after ? error : run_builds_after(engine, slot, list, batch);
 }
 
 int lk_cuda_launch(struct lk_engine *base, struct lk_batch *batch) {
     struct cuda_engine *engine = lk_cuda_engine_of(base);
-    uint32_t place = engine->launched % LK_BATCHES_IN_FLIGHT;
-    struct cuda_slot *slot = &engine->slot[place];
+    struct cuda_slot *slot = &engine->slot[engine->launched % LK_BATCHES_IN_FLIGHT];
+    uint64_t serial = engine->launched + 1;
 
     if (engine->broken)
         return -EIO;
-    if (engine->launched - engine->finished >= LK_BATCHES_IN_FLIGHT)
+    if (engine->launched - engine->finished >= LK_BATCHES_IN_FLIGHT ||
+        engine->launched - engine->fenced >= LK_BATCHES_AHEAD)
         return -EAGAIN;
-    int error = lk_batch_admit(LK_DEVICE_CUDA, slot->workspace, engine->workspace_bytes, batch);
+    int error = lk_batch_admit(LK_DEVICE_CUDA, engine->desk[desk_of(serial)].workspace,
+                               engine->workspace_bytes, batch);
     if (error)
         return error;
-    error = lk_cuda_check(engine, cudaSetDevice(engine->gpu), "choosing the GPU");
+    error = lk_cuda_check(engine, lk_cuda_choose(engine), "choosing the GPU");
     slot->batch = batch;
-    slot->serial = engine->launched + 1;
-    slot->fenced = false;
+    slot->serial = serial;
     slot->launched_ns = lk_engine_now_ns();
     if (!error)
-        error = run_batch(engine, place, batch);
+        error = run_batch(engine, slot, batch);
     engine->launched += !error;
     return error;
 }
@@ -349,10 +370,13 @@ static void add_times(const struct lk_cuda_lane *lane, uint64_t phase_ns[LK_PHAS
 }
 
 /* Results of a fenced batch, to where clients and the daemon look for them. */
-static void hand_out(struct cuda_engine *engine, uint32_t place) {
-    struct lk_batch *batch = engine->slot[place].batch;
+static void hand_out(struct cuda_engine *engine, struct cuda_slot *slot) {
+    uint32_t place = desk_of(slot->serial);
+    const struct lk_cuda_clock *clock = engine->desk[place].clock;
+    struct lk_batch *batch = slot->batch;
 
     batch->fenced_ns = lk_engine_now_ns();
+    slot->fence_ns = clock ? clock->at[LK_CUDA_AT_FENCE] : 0;
     for (uint32_t p = 0; p < engine->pools; p++) {
         const struct lk_cuda_lane *lane = &engine->pool[p].lane[place];
         uint32_t heads = engine->pool[p].view.geometry.kv_heads;
@@ -378,12 +402,12 @@ static uint64_t load_word(const uint64_t *word) {
 static bool look_for_trouble(struct cuda_engine *engine, const struct cuda_slot *slot) {
     uint64_t now = lk_engine_now_ns();
 
-    if (engine->broken || now - engine->checked_ns < CHECK_NS)
+    if (engine->broken || now - slot->launched_ns < CHECK_NS || now - engine->checked_ns < CHECK_NS)
         return engine->broken;
     engine->checked_ns = now;
     cudaError_t error = cudaStreamQuery(engine->stream);
-    if (!error)
-        error = cudaStreamQuery(engine->builder);
+    for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT && !error; i++)
+        error = cudaStreamQuery(engine->slot[i].builder);
     if (error && error != cudaErrorNotReady)
         lk_cuda_check(engine, error, "a kernel");
     else if (now - slot->launched_ns > STUCK_NS)
@@ -391,40 +415,33 @@ static bool look_for_trouble(struct cuda_engine *engine, const struct cuda_slot 
     return engine->broken;
 }
 
-/* The place of the oldest batch whose results were not handed out yet, if they are there; else
- * LK_BATCHES_IN_FLIGHT. Builds of an older one hold nothing up. */
-static uint32_t next_fenced(const struct cuda_engine *engine) {
-    for (uint64_t i = engine->finished; i < engine->launched; i++) {
-        uint32_t place = i % LK_BATCHES_IN_FLIGHT;
-        if (!engine->slot[place].fenced)
-            return load_word(&engine->words->fenced) >= engine->slot[place].serial
-                       ? place
-                       : LK_BATCHES_IN_FLIGHT;
-    }
-    return LK_BATCHES_IN_FLIGHT;
+static void finish(struct cuda_engine *engine, const struct cuda_slot *slot) {
+    uint64_t done_ns = engine->words->clock[slot - engine->slot].at[LK_CUDA_AT_DONE];
+
+    engine->finished++;
+    if (slot->builds_after && slot->fence_ns)
+        slot->batch->phase_ns[LK_PHASE_BUILD] = done_ns - slot->fence_ns;
 }
 
-static void finish(struct cuda_engine *engine, const struct cuda_slot *slot) {
-    engine->finished++;
-    if (slot->builds_after && slot->clock && slot->clock->at[LK_CUDA_AT_DONE])
-        slot->batch->phase_ns[LK_PHASE_BUILD] =
-            slot->clock->at[LK_CUDA_AT_DONE] - slot->clock->at[LK_CUDA_AT_FENCE];
+/* Builds were asked for and are not there. */
+static bool builds(const struct cuda_engine *engine, const struct cuda_slot *slot) {
+    return slot->builds_after &&
+           load_word(&engine->words->done[slot - engine->slot]) < slot->serial;
 }
 
 enum lk_mark lk_cuda_poll(struct lk_engine *base, struct lk_batch **ret) {
     struct cuda_engine *engine = lk_cuda_engine_of(base);
     struct cuda_slot *slot = &engine->slot[engine->finished % LK_BATCHES_IN_FLIGHT];
-    uint32_t place = next_fenced(engine);
 
     if (engine->finished == engine->launched)
         return engine->broken ? LK_MARK_BROKEN : LK_MARK_NONE;
-    if (place < LK_BATCHES_IN_FLIGHT) {
-        engine->slot[place].fenced = true;
-        hand_out(engine, place);
-        *ret = engine->slot[place].batch;
+    if (engine->fenced < engine->launched && load_word(&engine->words->fenced) > engine->fenced) {
+        struct cuda_slot *next = &engine->slot[engine->fenced++ % LK_BATCHES_IN_FLIGHT];
+        hand_out(engine, next);
+        *ret = next->batch;
         return LK_MARK_FENCED;
     }
-    if (slot->fenced && (!slot->builds_after || load_word(&engine->words->done) >= slot->serial)) {
+    if (engine->finished < engine->fenced && !builds(engine, slot)) {
         finish(engine, slot);
         *ret = slot->batch;
         return LK_MARK_DONE;
@@ -454,6 +471,15 @@ static void ring(struct cuda_engine *engine) {
         return; /* EAGAIN: the counter is full, so the descriptor is readable already */
 }
 
+/* A number that grows with every mark. */
+static uint64_t marks_of(const struct cuda_engine *engine) {
+    uint64_t marks = load_word(&engine->words->fenced);
+
+    for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT; i++)
+        marks += load_word(&engine->words->done[i]);
+    return marks;
+}
+
 /* Looks at the words until they move on from what the sleeper has seen. A second without that rings
  * as well: the sleeper then looks for trouble. */
 static void watch(struct cuda_engine *engine) {
@@ -461,8 +487,7 @@ static void watch(struct cuda_engine *engine) {
     uint64_t begun = lk_engine_now_ns();
 
     while (__atomic_load_n(&engine->sleeping, __ATOMIC_ACQUIRE) &&
-           load_word(&engine->words->fenced) == load_word(&engine->seen_fenced) &&
-           load_word(&engine->words->done) == load_word(&engine->seen_done) &&
+           marks_of(engine) == load_word(&engine->seen_marks) &&
            lk_engine_now_ns() - begun < RING_NS)
         nanosleep(&pause, NULL);
     if (__atomic_load_n(&engine->sleeping, __ATOMIC_ACQUIRE))
@@ -490,8 +515,7 @@ void lk_cuda_sleep(struct lk_engine *base, bool sleeping) {
     uint64_t drained;
 
     if (sleeping && engine->finished != engine->launched) {
-        __atomic_store_n(&engine->seen_fenced, load_word(&engine->words->fenced), __ATOMIC_RELEASE);
-        __atomic_store_n(&engine->seen_done, load_word(&engine->words->done), __ATOMIC_RELEASE);
+        __atomic_store_n(&engine->seen_marks, marks_of(engine), __ATOMIC_RELEASE);
         __atomic_store_n(&engine->sleeping, true, __ATOMIC_RELEASE);
         sem_post(&engine->wake);
     }

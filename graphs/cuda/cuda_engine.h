@@ -19,23 +19,29 @@
 #define LAYER_WORDS 16 /* of 64 layers: kernels/geometry.c allows 1024 */
 
 struct cuda_words { /* host memory, written by the device: numbers of batches */
-    uint64_t fenced, done;
+    uint64_t fenced, done[LK_BATCHES_IN_FLIGHT];
+    struct lk_cuda_clock clock[LK_BATCHES_IN_FLIGHT]; /* of builds after a batch */
 };
 
-struct cuda_slot { /* a place in flight */
+struct cuda_slot { /* a batch that is not DONE */
     struct lk_batch *batch;
     uint64_t serial; /* of all batches, from 1 */
     uint64_t launched_ns;
-    bool fenced, builds_after;
-    cudaEvent_t fence, built;       /* of its builds: results are there; summaries are */
+    bool builds_after;
+    cudaStream_t builder;           /* of its builds after the fence, with lower priority */
+    cudaEvent_t fence, built;       /* results are there; summaries are */
     uint64_t building[LAYER_WORDS]; /* layers that they write, where builds_after */
-    struct lk_cuda_clock *clock;    /* of the step that stores the mark; NULL: there are no rows */
-    uint8_t *workspace;             /* device */
+    uint64_t fence_ns;              /* of the device's clock; 0: not known */
+    uint64_t *builds;               /* pinned host memory: layer << 48 | page or quad */
+};
+
+struct cuda_desk {               /* what a batch needs until it is FENCED */
+    uint8_t *workspace;          /* device */
+    struct lk_cuda_clock *clock; /* of the step that stores the mark; NULL: there are no rows */
     /* Pinned host memory: */
     uint8_t *tables; /* block tables of the rows, one after the other */
     uint64_t tables_used;
     uint64_t *slots;                  /* of writes */
-    uint64_t *builds;                 /* layer << 48 | page or quad */
     struct lk_cuda_copy_item *copies; /* lists of copies, a pool at a time */
 };
 
@@ -43,18 +49,19 @@ struct cuda_pool {
     struct lk_pool_view view; /* device pointers, as the daemon's view has them */
     struct lk_cuda_memory memory;
     uint32_t *sync;
-    struct lk_cuda_lane lane[LK_BATCHES_IN_FLIGHT];
+    struct lk_cuda_lane lane[LK_BATCHES_AHEAD];
 };
 
 struct cuda_engine {
     struct lk_engine base; /* first: leads back here */
     int gpu;
     uint32_t processors;
-    uint64_t workspace_bytes;     /* of a slot */
-    cudaStream_t stream, builder; /* of batches; of builds after them, with lower priority */
+    uint64_t workspace_bytes; /* of a desk */
+    cudaStream_t stream;      /* of batches */
     struct cuda_words *words;
-    struct cuda_slot slot[LK_BATCHES_IN_FLIGHT];
-    uint64_t launched, finished; /* batches */
+    struct cuda_slot slot[LK_BATCHES_IN_FLIGHT]; /* a batch's are by its number */
+    struct cuda_desk desk[LK_BATCHES_AHEAD];     /* and so are its desk and lanes */
+    uint64_t launched, fenced, finished;         /* batches; marks that were told */
     uint64_t checked_ns;
     bool broken;
     char trouble[256];
@@ -63,8 +70,8 @@ struct cuda_engine {
     pthread_t waker;
     bool waking; /* the thread runs */
     sem_t wake;
-    bool stop, sleeping;             /* atomic */
-    uint64_t seen_fenced, seen_done; /* atomic: the words as the sleeper saw them */
+    bool stop, sleeping; /* atomic */
+    uint64_t seen_marks; /* atomic: as the sleeper saw them, see marks_of() */
     struct cuda_pool pool[LK_ENGINE_POOLS_MAX];
     uint32_t pools;
     struct lk_cuda_sentry sentry;
@@ -82,6 +89,8 @@ static inline struct cuda_engine *lk_cuda_engine_of(struct lk_engine *base) {
 int lk_cuda_broken(struct cuda_engine *engine, const char *step, const char *words);
 /* The same of what is no 0 of a cudaError_t. */
 int lk_cuda_check(struct cuda_engine *engine, int error, const char *step);
+/* Makes the engine's GPU the calling thread's. -> 0 or a cudaError_t. */
+int lk_cuda_choose(const struct cuda_engine *engine);
 void *lk_cuda_run_waker(void *context); /* a struct cuda_engine: the thread that wakes sleepers */
 
 int lk_cuda_launch(struct lk_engine *base, struct lk_batch *batch);

@@ -19,20 +19,20 @@
 
 static int cuda_map(struct lk_engine *base, void *at, uint64_t bytes, char *why, size_t why_bytes) {
     struct cuda_engine *engine = lk_cuda_engine_of(base);
-    cudaError_t error = cudaSetDevice(engine->gpu);
+    int error = lk_cuda_choose(engine);
 
     if (!error)
-        error = cudaHostRegister(at, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+        error = (int)cudaHostRegister(at, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (!error)
         return 0;
     snprintf(why, why_bytes, "the GPU cannot be given an arena of %llu MiB: %s",
-             (unsigned long long)(bytes >> 20), cudaGetErrorString(error));
+             (unsigned long long)(bytes >> 20), cudaGetErrorString((cudaError_t)error));
     cudaGetLastError(); /* it is told */
     return -ENOMEM;
 }
 
 static void cuda_unmap(struct lk_engine *base, void *at) {
-    if (cudaSetDevice(lk_cuda_engine_of(base)->gpu) || cudaHostUnregister(at))
+    if (lk_cuda_choose(lk_cuda_engine_of(base)) || cudaHostUnregister(at))
         cudaGetLastError(); /* it was not known: nothing to forget */
 }
 
@@ -42,7 +42,7 @@ static int cuda_arena_open(struct lk_engine *base, uint64_t bytes, struct lk_eng
     struct cuda_engine *engine = lk_cuda_engine_of(base);
     struct lk_cuda_memory memory;
 
-    if (cudaSetDevice(engine->gpu)) {
+    if (lk_cuda_choose(engine)) {
         snprintf(why, why_bytes, "GPU %d: %s", engine->gpu, cudaGetErrorString(cudaGetLastError()));
         return -EIO;
     }
@@ -62,7 +62,7 @@ static void cuda_arena_close(struct lk_engine *base, struct lk_engine_arena *are
     struct cuda_engine *engine = lk_cuda_engine_of(base);
     struct lk_cuda_memory memory = {arena->at, arena->bytes, arena->handle, arena->fd};
 
-    if (cudaSetDevice(engine->gpu) || lk_cuda_sentry_settle(&engine->sentry))
+    if (lk_cuda_choose(engine) || lk_cuda_sentry_settle(&engine->sentry))
         cudaGetLastError(); /* a broken engine says so itself */
     lk_cuda_memory_close(&memory);
     *arena = (struct lk_engine_arena){.fd = -1};
@@ -83,7 +83,7 @@ static int open_lanes(struct cuda_engine *engine, struct cuda_pool *pool, char *
                                            .stream = engine->stream};
     int error = 0;
 
-    for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT && !error; i++)
+    for (uint32_t i = 0; i < LK_BATCHES_AHEAD && !error; i++)
         error = lk_cuda_lane_open(&options, &pool->lane[i], why, why_bytes);
     if (!error)
         error = cudaStreamSynchronize(engine->stream) ? -EIO : 0;
@@ -100,7 +100,7 @@ static uint64_t free_bytes(void) {
 static void describe(struct cuda_engine *engine) {
     snprintf(engine->text, sizeof engine->text,
              "cuda %s, %u graphs captured in %.0f ms, they take %.0f MiB", engine->name,
-             engine->pools * LK_BATCHES_IN_FLIGHT * LK_LANE_VARIANTS * LK_LANE_BUCKETS,
+             engine->pools * LK_BATCHES_AHEAD * LK_LANE_VARIANTS * LK_LANE_BUCKETS,
              (double)engine->capture_ns * 1e-6, (double)engine->capture_bytes / (1 << 20));
 }
 
@@ -114,7 +114,7 @@ static int cuda_pool_open(struct lk_engine *base, const struct lk_geometry *geom
         return -EINVAL;
     if (lk_cuda_engine_holds(geometry, why, why_bytes))
         return -ENOTSUP;
-    if (cudaSetDevice(engine->gpu))
+    if (lk_cuda_choose(engine))
         return lk_cuda_broken(engine, "choosing the GPU", "it is gone");
     pool->view = (struct lk_pool_view){.geometry = *geometry, .pages = pages};
     lk_cuda_layout(geometry, &pool->view.layout);
@@ -141,6 +141,26 @@ static int cuda_pool_open(struct lk_engine *base, const struct lk_geometry *geom
 
 /* ---- open, close ---- */
 
+static void close_slots(struct cuda_engine *engine) {
+    for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT; i++) {
+        struct cuda_slot *slot = &engine->slot[i];
+        lk_cuda_host_free(slot->builds);
+        if (slot->fence)
+            cudaEventDestroy(slot->fence);
+        if (slot->built)
+            cudaEventDestroy(slot->built);
+        if (slot->builder)
+            cudaStreamDestroy(slot->builder);
+    }
+    for (uint32_t i = 0; i < LK_BATCHES_AHEAD; i++) {
+        struct cuda_desk *desk = &engine->desk[i];
+        lk_cuda_device_free(desk->workspace);
+        lk_cuda_host_free(desk->tables);
+        lk_cuda_host_free(desk->slots);
+        lk_cuda_host_free(desk->copies);
+    }
+}
+
 static void cuda_close(struct lk_engine *base) {
     struct cuda_engine *engine = lk_cuda_engine_of(base);
 
@@ -149,34 +169,23 @@ static void cuda_close(struct lk_engine *base) {
         sem_post(&engine->wake);
         pthread_join(engine->waker, NULL);
     }
-    cudaSetDevice(engine->gpu);
+    lk_cuda_choose(engine);
     if (engine->stream)
         cudaStreamSynchronize(engine->stream);
-    if (engine->builder)
-        cudaStreamSynchronize(engine->builder);
+    for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT; i++)
+        if (engine->slot[i].builder)
+            cudaStreamSynchronize(engine->slot[i].builder);
     lk_cuda_sentry_close(&engine->sentry);
     for (uint32_t p = 0; p < engine->pools; p++) {
-        for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT; i++)
+        for (uint32_t i = 0; i < LK_BATCHES_AHEAD; i++)
             lk_cuda_lane_close(&engine->pool[p].lane[i]);
         lk_cuda_device_free(engine->pool[p].sync);
         lk_cuda_memory_close(&engine->pool[p].memory);
     }
-    for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT; i++) {
-        lk_cuda_device_free(engine->slot[i].workspace);
-        lk_cuda_host_free(engine->slot[i].tables);
-        lk_cuda_host_free(engine->slot[i].slots);
-        lk_cuda_host_free(engine->slot[i].builds);
-        lk_cuda_host_free(engine->slot[i].copies);
-        if (engine->slot[i].fence)
-            cudaEventDestroy(engine->slot[i].fence);
-        if (engine->slot[i].built)
-            cudaEventDestroy(engine->slot[i].built);
-    }
+    close_slots(engine);
     lk_cuda_host_free(engine->words);
     if (engine->stream)
         cudaStreamDestroy(engine->stream);
-    if (engine->builder)
-        cudaStreamDestroy(engine->builder);
     if (engine->event >= 0)
         close(engine->event);
     sem_destroy(&engine->wake);
@@ -249,20 +258,24 @@ int lk_cuda_engine_usable(uint32_t gpu, char *why, size_t why_bytes) {
 static int open_slots(struct cuda_engine *engine, char *why, size_t why_bytes) {
     uint64_t tables = engine->workspace_bytes; /* a row's table is part of its workspace */
 
+    for (uint32_t i = 0; i < LK_BATCHES_AHEAD; i++) {
+        struct cuda_desk *desk = &engine->desk[i];
+        desk->workspace = lk_cuda_device_alloc(engine->workspace_bytes, why, why_bytes);
+        if (desk->workspace)
+            desk->tables = lk_cuda_host_alloc(tables, why, why_bytes);
+        if (desk->tables)
+            desk->slots =
+                lk_cuda_host_alloc(LK_BATCH_SLOTS_MAX * sizeof *desk->slots, why, why_bytes);
+        if (desk->slots)
+            desk->copies =
+                lk_cuda_host_alloc(LK_BATCH_COPIES_MAX * sizeof *desk->copies, why, why_bytes);
+        if (!desk->copies)
+            return -ENOMEM;
+    }
     for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT; i++) {
-        struct cuda_slot *slot = &engine->slot[i];
-        slot->workspace = lk_cuda_device_alloc(engine->workspace_bytes, why, why_bytes);
-        if (slot->workspace)
-            slot->tables = lk_cuda_host_alloc(tables, why, why_bytes);
-        if (slot->tables)
-            slot->slots =
-                lk_cuda_host_alloc(LK_BATCH_SLOTS_MAX * sizeof *slot->slots, why, why_bytes);
-        if (slot->slots)
-            slot->builds = lk_cuda_host_alloc(BUILD_ENTRIES * sizeof *slot->builds, why, why_bytes);
-        if (slot->builds)
-            slot->copies =
-                lk_cuda_host_alloc(LK_BATCH_COPIES_MAX * sizeof *slot->copies, why, why_bytes);
-        if (!slot->copies)
+        uint64_t bytes = BUILD_ENTRIES * sizeof *engine->slot[i].builds;
+        engine->slot[i].builds = lk_cuda_host_alloc(bytes, why, why_bytes);
+        if (!engine->slot[i].builds)
             return -ENOMEM;
     }
     return 0;
@@ -274,12 +287,13 @@ static cudaError_t open_streams(struct cuda_engine *engine) {
 
     if (!error)
         error = cudaStreamCreateWithPriority(&engine->stream, cudaStreamNonBlocking, high);
-    if (!error)
-        error = cudaStreamCreateWithPriority(&engine->builder, cudaStreamNonBlocking, low);
     for (uint32_t i = 0; i < LK_BATCHES_IN_FLIGHT && !error; i++) {
-        error = cudaEventCreateWithFlags(&engine->slot[i].fence, cudaEventDisableTiming);
+        struct cuda_slot *slot = &engine->slot[i];
+        error = cudaStreamCreateWithPriority(&slot->builder, cudaStreamNonBlocking, low);
         if (!error)
-            error = cudaEventCreateWithFlags(&engine->slot[i].built, cudaEventDisableTiming);
+            error = cudaEventCreateWithFlags(&slot->fence, cudaEventDisableTiming);
+        if (!error)
+            error = cudaEventCreateWithFlags(&slot->built, cudaEventDisableTiming);
     }
     return error;
 }
@@ -338,7 +352,7 @@ int lk_cuda_engine_open(const struct lk_engine_options *options, struct lk_engin
     engine->mps = shared(engine->gpu);
     snprintf(engine->name, sizeof engine->name, "%.63s", properties.name);
     engine->processors = (uint32_t)properties.multiProcessorCount;
-    if (cudaSetDevice(engine->gpu)) {
+    if (lk_cuda_choose(engine)) {
         snprintf(why, why_bytes, "GPU %d: %s", engine->gpu, cudaGetErrorString(cudaGetLastError()));
         error = -EIO;
     }

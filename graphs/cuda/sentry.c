@@ -61,7 +61,7 @@ static void keep(struct cuda_engine *engine) {
         return;
     if (!stays && now - sentry->launched_ns < (hot ? LOOK_NS : COLD_NS))
         return;
-    int error = (int)cudaSetDevice(engine->gpu);
+    int error = lk_cuda_choose(engine);
     if (!error)
         error =
             lk_cuda_watch(sentry->watch, ++sentry->launched, stays ? LIFE_NS : 0, sentry->stream);
@@ -112,7 +112,7 @@ bool lk_cuda_fence_reached(struct lk_engine *base, uint32_t place, const uint64_
 
 int lk_cuda_raise(struct lk_engine *base, const struct lk_signal *signals, uint32_t count) {
     struct cuda_engine *engine = lk_cuda_engine_of(base);
-    int error = (int)cudaSetDevice(engine->gpu);
+    int error = lk_cuda_choose(engine);
 
     if (!error)
         error = lk_cuda_signal((const struct lk_cuda_signal *)signals, count, engine->stream);

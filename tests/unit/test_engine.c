@@ -202,11 +202,11 @@ END_TEST
 
 START_TEST(batches_in_flight) {
     struct world *w = open_world(2, 20);
-    struct answer answers[3];
-    struct lk_row rows[3];
-    struct lk_batch batch[3], *passed;
+    struct answer answers[4];
+    struct lk_row rows[4];
+    struct lk_batch batch[4], *passed;
 
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         rows[i] = mixed_row(w, 1, &answers[i]);
         batch[i] = (struct lk_batch){.rows = &rows[i], .row_count = 1};
     }
@@ -217,12 +217,14 @@ START_TEST(batches_in_flight) {
         for (int i = 0; i < 2; i++) {
             ck_assert_int_eq(next_mark(w->engine, &passed), LK_MARK_FENCED);
             ck_assert_ptr_eq(passed, &batch[i]);
-            if (i == 0) /* not DONE yet */
-                ck_assert_int_eq(lk_engine_launch(w->engine, &batch[2]), -EAGAIN);
+            if (i == 0) { /* not DONE yet, but not ahead either */
+                ck_assert_int_eq(lk_engine_launch(w->engine, &batch[2]), 0);
+                ck_assert_int_eq(lk_engine_launch(w->engine, &batch[3]), -EAGAIN);
+            }
             ck_assert_int_eq(next_mark(w->engine, &passed), LK_MARK_DONE);
             ck_assert_ptr_eq(passed, &batch[i]);
-            if (i == 0)
-                ck_assert_int_eq(lk_engine_launch(w->engine, &batch[2]), 0);
+            if (i == 0) /* nor does DONE make room where two are not FENCED */
+                ck_assert_int_eq(lk_engine_launch(w->engine, &batch[3]), -EAGAIN);
         }
         ck_assert_int_eq(next_mark(w->engine, &passed), LK_MARK_FENCED);
         ck_assert_int_eq(next_mark(w->engine, &passed), LK_MARK_DONE);
