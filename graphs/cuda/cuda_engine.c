@@ -221,7 +221,7 @@ static int run_rows(struct cuda_engine *engine, uint64_t serial, const struct lk
             error = run_pool(engine, desk, &engine->pool[p].lane[place], batch,
                              p == last ? serial : 0, bytes[p]);
     if (!batch->row_count && !error)
-        error = lk_cuda_raise(&engine->base, batch->signals, batch->signal_count);
+        error = lk_cuda_raise_in_turn(engine, batch->signals, batch->signal_count);
     if (!batch->row_count && !error)
         error = lk_cuda_check(
             engine, lk_cuda_mark_now(serial, &engine->words->fenced, NULL, engine->stream),

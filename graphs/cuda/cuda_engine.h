@@ -101,6 +101,9 @@ int lk_cuda_fd(const struct lk_engine *base);
 void lk_cuda_sleep(struct lk_engine *base, bool sleeping);
 
 int lk_cuda_raise(struct lk_engine *base, const struct lk_signal *signals, uint32_t count);
+/* The same on the engine's stream, after all that is there by now. */
+int lk_cuda_raise_in_turn(struct cuda_engine *engine, const struct lk_signal *signals,
+                          uint32_t count);
 bool lk_cuda_fence_reached(struct lk_engine *base, uint32_t place, const uint64_t *word,
                            uint64_t value, uint64_t *ret_held);
 void lk_cuda_fence_forget(struct lk_engine *base, uint32_t place);

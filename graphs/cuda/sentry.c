@@ -69,17 +69,31 @@ static void keep(struct cuda_engine *engine) {
     lk_cuda_check(engine, error, "watching fences");
 }
 
-/* The ticket comes last: the device takes over a place by it. */
-static void change(struct lk_cuda_sentry *sentry, uint32_t place, const uint64_t *word,
-                   uint64_t value, uint64_t ticket) {
+/* The number comes last. */
+static void write_entry(struct lk_cuda_entry *at, uint64_t number, const uint64_t *word,
+                        uint64_t value) {
+    uint64_t address = (uintptr_t)word, check = lk_cuda_entry_check(number, address, value);
+
+    __atomic_store_n(&at->word, address, __ATOMIC_RELAXED);
+    __atomic_store_n(&at->value, value, __ATOMIC_RELAXED);
+    __atomic_store_n(&at->check, check, __ATOMIC_RELAXED);
+    __atomic_store_n(&at->number, number, __ATOMIC_RELEASE);
+}
+
+static void write_place(struct lk_cuda_sentry *sentry, uint32_t place, const uint64_t *word,
+                        uint64_t value, uint64_t ticket) {
     struct lk_cuda_watch *watch = sentry->watch;
 
-    __atomic_store_n(&watch->ticket[place], 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&watch->word[place], word, __ATOMIC_RELEASE);
-    __atomic_store_n(&watch->value[place], value, __ATOMIC_RELEASE);
+    write_entry(&watch->place[place], ticket, word, value);
     __atomic_store_n(&watch->ticket[place], ticket, __ATOMIC_RELEASE);
-    __atomic_store_n(&watch->version, watch->version + 1, __ATOMIC_RELEASE);
     sentry->ticket[place] = ticket;
+}
+
+/* Tells the watch that is there. */
+static void tell(struct lk_cuda_sentry *sentry, uint32_t place) {
+    uint64_t changes = sentry->watch->version / LK_CUDA_PLACES + 1;
+
+    __atomic_store_n(&sentry->watch->version, changes * LK_CUDA_PLACES + place, __ATOMIC_RELEASE);
 }
 
 void lk_cuda_fence_forget(struct lk_engine *base, uint32_t place) {
@@ -87,7 +101,8 @@ void lk_cuda_fence_forget(struct lk_engine *base, uint32_t place) {
 
     if (!sentry->ticket[place])
         return;
-    change(sentry, place, NULL, 0, 0);
+    write_place(sentry, place, NULL, 0, 0);
+    tell(sentry, place);
     sentry->armed--;
 }
 
@@ -98,11 +113,13 @@ bool lk_cuda_fence_reached(struct lk_engine *base, uint32_t place, const uint64_
     struct lk_cuda_watch *watch = sentry->watch;
 
     if (!sentry->ticket[place]) {
-        change(sentry, place, word, value, ++sentry->tickets);
+        write_place(sentry, place, word, value, ++sentry->tickets);
+        tell(sentry, place);
         sentry->armed++;
         sentry->armed_ns = lk_engine_now_ns();
     } else if (__atomic_load_n(&watch->reached[place], __ATOMIC_ACQUIRE) == sentry->ticket[place]) {
-        lk_cuda_fence_forget(base, place);
+        write_place(sentry, place, NULL, 0, 0); /* the watch has left it by itself */
+        sentry->armed--;
         return true;
     }
     *ret_held = __atomic_load_n(&watch->held[place], __ATOMIC_RELAXED);
@@ -110,11 +127,61 @@ bool lk_cuda_fence_reached(struct lk_engine *base, uint32_t place, const uint64_
     return false;
 }
 
+/* ---- raising ---- */
+
+/* Nothing is in flight that words to be raised must come after. */
+static bool quiet(struct cuda_engine *engine) {
+    struct lk_cuda_sentry *sentry = &engine->sentry;
+
+    if (engine->fenced != engine->launched)
+        return false;
+    if (sentry->on_stream && engine->fenced <= sentry->stream_raises)
+        sentry->on_stream = cudaStreamQuery(engine->stream) != cudaSuccess;
+    else
+        sentry->on_stream = false;
+    return !sentry->on_stream;
+}
+
+/* Asks a watch -> false: none can be counted on. */
+static bool raise_by_watch(struct lk_cuda_sentry *sentry, const struct lk_signal *signals,
+                           uint32_t count) {
+    struct lk_cuda_watch *watch = sentry->watch;
+    uint64_t raised = __atomic_load_n(&watch->raised, __ATOMIC_ACQUIRE);
+
+    if (!sentry->stays || count > LK_CUDA_RAISES - (sentry->raises - raised) ||
+        __atomic_load_n(&watch->ending, __ATOMIC_ACQUIRE) >= sentry->launched)
+        return false;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t number = ++sentry->raises;
+        write_entry(&watch->raise[number % LK_CUDA_RAISES], number, signals[i].word,
+                    signals[i].value);
+    }
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&watch->ending, __ATOMIC_ACQUIRE) < sentry->launched)
+        return true;
+    for (uint64_t number = sentry->raises - count + 1; number <= sentry->raises; number++)
+        write_entry(&watch->raise[number % LK_CUDA_RAISES], number, NULL, 0);
+    return false;
+}
+
+int lk_cuda_raise_in_turn(struct cuda_engine *engine, const struct lk_signal *signals,
+                          uint32_t count) {
+    struct lk_cuda_sentry *sentry = &engine->sentry;
+
+    if (!count)
+        return 0;
+    sentry->on_stream = true;
+    sentry->stream_raises = engine->launched;
+    return lk_cuda_check(
+        engine, lk_cuda_signal((const struct lk_cuda_signal *)signals, count, engine->stream),
+        "raising fences");
+}
+
 int lk_cuda_raise(struct lk_engine *base, const struct lk_signal *signals, uint32_t count) {
     struct cuda_engine *engine = lk_cuda_engine_of(base);
-    int error = lk_cuda_choose(engine);
 
-    if (!error)
-        error = lk_cuda_signal((const struct lk_cuda_signal *)signals, count, engine->stream);
-    return lk_cuda_check(engine, error, "raising fences");
+    if (!engine->broken && quiet(engine) && raise_by_watch(&engine->sentry, signals, count))
+        return 0;
+    int error = lk_cuda_check(engine, lk_cuda_choose(engine), "choosing the GPU");
+    return error ? error : lk_cuda_raise_in_turn(engine, signals, count);
 }

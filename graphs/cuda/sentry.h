@@ -9,7 +9,11 @@
  * that stayed would keep the GPU from the client it waits for -, a watch looks once, and there is a
  * pause before the next. So a fence that is never reached costs others next to nothing.
  *
- * Invariant: a word is not looked at any more once the sentry has settled after it was forgotten.
+ * A watch that stays also raises words, where nothing is in flight that they would have to come
+ * after; else, and where no watch can be counted on, the engine's stream does.
+ *
+ * Invariant: a word is not looked at nor raised any more once the sentry has settled after it was
+ * forgotten.
  *
  * Thread: whoever owns the engine, but for lk_cuda_sentry_settle(): any. Does not know whose a word
  * is nor when its time is over.
@@ -31,6 +35,9 @@ struct lk_cuda_sentry {
     uint64_t launched_ns;            /* the last of them */
     uint64_t tickets;                /* given out */
     uint64_t ticket[LK_CUDA_PLACES]; /* 0: the place is free */
+    uint64_t raises;                 /* entries of the watch's queue */
+    uint64_t stream_raises;          /* batches launched when the stream last raised words */
+    bool on_stream;                  /* it may not have done so yet */
     uint32_t armed;                  /* places */
     uint64_t armed_ns;               /* the last of them */
 };
