@@ -172,27 +172,25 @@ static void feed_row(struct cuda_desk *desk, struct lk_cuda_lane *lane, const st
     }
 }
 
-/* Collects the batch's rows of a pool in its lane -> bytes that the feed will bring at most. */
-static uint64_t collect_rows(const struct cuda_pool *pool, struct lk_cuda_lane *lane,
-                             const struct lk_batch *batch) {
-    uint64_t bytes = 0;
-
+/* Collects the batch's rows of a pool in its lane. */
+static void collect_rows(const struct cuda_pool *pool, struct lk_cuda_lane *lane,
+                         const struct lk_batch *batch) {
     lane->count = 0;
+    lane->row_bytes = 0;
     for (uint32_t i = 0; i < batch->row_count; i++)
         if (batch->rows[i].pool->kv == pool->view.kv) {
-            bytes += lk_cuda_share_of(&batch->rows[i]).rest;
+            lane->row_bytes += lk_cuda_share_of(&batch->rows[i]).rest;
             lane->index[lane->count++] = i;
         }
-    return bytes;
 }
 
 /* The rows of one pool. serial: what its mark stores, and then it raises the batch's fences; 0:
  * more pools follow. */
 static int run_pool(struct cuda_engine *engine, struct cuda_desk *desk, struct lk_cuda_lane *lane,
-                    const struct lk_batch *batch, uint64_t serial, uint64_t bytes) {
+                    const struct lk_batch *batch, uint64_t serial) {
     uint32_t count = lane->count;
 
-    lk_cuda_lane_feed_begin(lane, serial, bytes);
+    lk_cuda_lane_feed_begin(lane, serial, lane->row_bytes);
     if (serial)
         lk_cuda_lane_signals(lane, batch->signals, batch->signal_count);
     for (lane->count = 0; lane->count < count; lane->count++)
@@ -206,20 +204,19 @@ static int run_pool(struct cuda_engine *engine, struct cuda_desk *desk, struct l
 static int run_rows(struct cuda_engine *engine, uint64_t serial, const struct lk_batch *batch) {
     uint32_t place = desk_of(serial);
     struct cuda_desk *desk = &engine->desk[place];
-    uint64_t bytes[LK_ENGINE_POOLS_MAX];
     uint32_t last = 0;
     int error = 0;
 
     for (uint32_t p = 0; p < engine->pools; p++) {
-        bytes[p] = collect_rows(&engine->pool[p], &engine->pool[p].lane[place], batch);
+        collect_rows(&engine->pool[p], &engine->pool[p].lane[place], batch);
         last = engine->pool[p].lane[place].count ? p : last;
     }
     desk->tables_used = 0;
     desk->clock = batch->row_count ? engine->pool[last].lane[place].clock : NULL;
     for (uint32_t p = 0; p < engine->pools && !error; p++)
         if (engine->pool[p].lane[place].count)
-            error = run_pool(engine, desk, &engine->pool[p].lane[place], batch,
-                             p == last ? serial : 0, bytes[p]);
+            error =
+                run_pool(engine, desk, &engine->pool[p].lane[place], batch, p == last ? serial : 0);
     if (!batch->row_count && !error)
         error = lk_cuda_raise_in_turn(engine, batch->signals, batch->signal_count);
     if (!batch->row_count && !error)

@@ -35,6 +35,7 @@ struct lk_cuda_lane {
     uint32_t index[LK_BATCH_ROWS_MAX];     /* of the block's rows in the batch */
     struct lk_row rows[LK_BATCH_ROWS_MAX]; /* the same with the device's pointers */
     uint32_t count;
+    uint64_t row_bytes;   /* that the rows' feed will bring at most */
     uint64_t piece_bytes; /* of the feed that is being written */
     cudaGraphExec_t graph[LK_LANE_VARIANTS][LK_LANE_BUCKETS];
 };
