@@ -19,7 +19,9 @@
 #include <stdint.h>
 
 /* The block's dynamic shared memory. */
-#define SHARED_BYTES(name, alignment) extern __shared__ __align__(alignment) uint8_t name[]
+#define SHARED_BYTES(name, alignment)                                                              \
+    extern __shared__ __align__(alignment)                                                         \
+    uint8_t name[]
 
 #define LK_EVICT_FIRST 0x12f0000000000000ull /* as createpolicy makes it: read once a step */
 
@@ -38,6 +40,9 @@ __device__ __forceinline__ void let_next_start() {
 
 /* ---- copies to shared memory that run beside the arithmetic; groups are a thread's own ---- */
 
+__device__ __forceinline__ void copy_async(uint32_t to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
 /* 16 bytes, or, where they are not there, zeros: then nothing is read. */
 __device__ __forceinline__ void copy_or_clear(void *to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(

@@ -32,6 +32,9 @@ static inline void let_next_start(void) {
 
 /* ---- copies ---- */
 
+static inline void copy_async(uint32_t to, const void *from) {
+    emulated::copy_late(at_address(to), from, 16);
+}
 static inline void copy_or_clear(void *to, const void *from, bool there) {
     static const uint8_t zeros[16] = {};
     emulated::copy_late(to, there ? from : zeros, 16);

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * rescan.cu - the second pass of nested and tree scans: pages that prune listed are scored again,
+ * at the geometry's rank; scores of all others are summed.
+ *
+ * Listed pages lie anywhere, two records each, so there is no run of bytes for the copy engine,
+ * which starts too few copies in a given time: here a scoring warp fetches for itself. All its
+ * lanes start copies of 16 bytes, eight lanes a record, to a ring of tiles of its own in shared
+ * memory. Four tiles are looked up together, a lane a record, while the four before are scored: the
+ * list first, the block table a tile later, so that no read is waited for.
+ *
+ * A block takes a run of consecutive tiles, its scoring warps in turn; the queries are held as in
+ * scan.cu. Its tasks of the rest are taken by whoever is free: a few warps from the start, the
+ * scoring warps when their tiles are done. Which warp does what changes no bit: every tile and
+ * every task of the rest has a slot of its own.
+ *
+ * Shared memory: the next task of the rest, queries of WINDOW heads, [warp] notes of tiles,
+ * [warp][stage] tiles.
+ */
+#include "scan.cuh"
+
+#define BLOCK_WARPS 16
+#define REST_WARPS  4 /* that do not score */
+#define STAGES      2
+#define LOOKED      4 /* tiles looked up together: 32 records */
+#define NOTES       8 /* tiles known to a warp */
+#define FIXED_BYTES 128
+#define LINE        128 /* bytes that the second cache sends at once at most */
+
+/* A tile that was looked up. */
+struct listed {
+    uint64_t record[TILE];
+    uint32_t page[TILE];
+    const struct lk_cuda_row *r;
+    uint32_t set, slot, first; /* first: place in the list of its first page */
+    uint32_t left;             /* its pages; 0: none, and nothing is fetched */
+};
+
+/* What a lane read of the list: place lane % 8 of tile lane / 8 of four. */
+struct looking {
+    uint32_t page, units;
+};
+
+/* Read the list for the tiles `task`, task + scanners, .. before `end`. Past its end it may hold
+ * anything. */
+__device__ __forceinline__ struct looking read_list(const struct scan_args &a, uint32_t task,
+                                                    uint32_t end, struct listed *four) {
+    const uint32_t lane = threadIdx.x % 32;
+    struct listed *const to = &four[lane / TILE];
+    struct looking ret = {0, 0};
+    struct cursor c;
+
+    c.task = task + lane / TILE * a.scanners;
+    if (c.task >= end)
+        return ret;
+    const uint32_t chunk = split_task(a, LK_CUDA_RESCAN, &c);
+    ret.units = __ldcg(&row_head(c.r, c.head)->listed);
+    ret.page = __ldcg(&row_rescan(c.r, c.head)[chunk * TILE + lane % TILE]);
+    to->r = c.r;
+    to->set = c.set;
+    to->slot = 1 + c.r->chunks + chunk;
+    to->first = chunk * TILE;
+    return ret;
+}
+
+/* Then the block table. Places past the list's end take its last page. */
+__device__ __forceinline__ void read_table(const struct scan_args &a, const struct looking &l,
+                                           struct listed *four) {
+    const struct lk_geometry *g = &a.pool.geometry;
+    const uint32_t lane = threadIdx.x % 32;
+    struct listed *const to = &four[lane / TILE];
+    const uint32_t first = l.units ? to->first : 0,
+                   left = l.units > first ? min(l.units - first, (uint32_t)TILE) : 0,
+                   last = left ? min(lane % TILE, left - 1) : 0;
+    const uint32_t page = __shfl_sync(LK_FULL_WARP, l.page, (lane & 24) + last);
+
+    to->left = left;
+    if (left) {
+        const uint32_t head = to->set % row_sets(g) / ((g->group + 7) / 8);
+        const uint64_t plane = (uint64_t)to->r->layer * g->kv_heads + head;
+        to->page[lane % TILE] = page;
+        to->record[lane % TILE] = plane * a.pool.pages + physical_page(to->r, page);
+    }
+    __syncwarp();
+}
+
+/* Start the copies of a record's bytes, by eight lanes, cut at lines of memory: a sector that two
+ * instructions want a half of is sent twice. */
+__device__ __forceinline__ void copy_record(uint32_t to, const uint8_t *from, int bytes) {
+    const int at = (int)(threadIdx.x % 8 * 16) - (int)((uintptr_t)from % LINE);
+    const uint8_t *const line = from + at;
+
+    to += (uint32_t)at;
+#pragma unroll
+    for (int i = 0; i < bytes + LINE - 16; i += LINE) /* at: from 16 - LINE to LINE - 16 */
+        if ((i > 0 || at >= 0) && (i + LINE - 16 < bytes || at + i < bytes))
+            copy_async(to + (uint32_t)i, line + i);
+}
+
+/* Start the copies of a tile's records. */
+__device__ __forceinline__ void copy_tile(const struct scan_args &a, const struct records &rec,
+                                          const uint64_t *record, uint32_t to) {
+    const uint32_t fine = to + TILE * rec.coarse_stride;
+
+#pragma unroll
+    for (uint32_t half = 0; half < TILE; half += 4) {
+        const uint32_t at = half + threadIdx.x % 32 / 8;
+        const uint64_t id = record[at];
+
+        copy_record(to + at * rec.coarse_stride, a.pool.coarse + id * rec.coarse_stride,
+                    (int)rec.coarse_stride);
+        if (rec.fine_stride)
+            copy_record(fine + at * rec.fine_stride, a.pool.fine + id * rec.fine_stride,
+                        (int)rec.fine_stride);
+    }
+}
+
+/* Start fetching a tile that was looked up. */
+template <int D, int R>
+__device__ __forceinline__ void fetch_listed(const struct scan_args &a, const struct records &rec,
+                                             const struct listed *l, uint32_t to) {
+    if (l->left == 0)
+        return;
+    if (rec.tokens == 16)
+        copy_tile(a, fixed_records<D, R, 16>(), l->record, to);
+    else
+        copy_tile(a, rec, l->record, to);
+}
+
+/* Score the block's tiles begin .. end - 1, every scanners-th from begin + warp on. notes: of this
+ * warp, NOTES of them. */
+template <int D, int R, int NG>
+__device__ __forceinline__ void score_lists(const struct scan_args &a, uint32_t begin, uint32_t end,
+                                            uint32_t warp, const uint8_t *ring,
+                                            struct listed *notes, struct four_queries<D> *queries) {
+    const uint32_t lane = threadIdx.x % 32, to_ring = (uint32_t)__cvta_generic_to_shared(ring);
+    const struct records rec = records_of(a, false, R);
+    const uint32_t count = begin + warp < end ? (end - begin - warp - 1) / a.scanners + 1 : 0;
+    struct query<D> q[NG];
+    struct place place = {};
+    uint32_t set = UINT32_MAX, query = 0;
+    struct looking looking = read_list(a, begin + warp, end, notes);
+
+    read_table(a, looking, notes);
+    for (uint32_t i = 0; i < STAGES; i++) {
+        fetch_listed<D, R>(a, rec, &notes[i], to_ring + i * a.tile_bytes);
+        copy_commit();
+    }
+    struct window window = open_window(a, begin, end);
+    for (uint32_t n = 0;; n++) {
+        const struct listed *const note = &notes[n % NOTES];
+        const uint32_t to = n < count ? note->set : UINT32_MAX;
+        if (!reach_set<D, NG>(a, to, &window, queries))
+            return;
+        if (n % LOOKED == 0)
+            looking = read_list(a, begin + warp + (n + LOOKED) * a.scanners, end,
+                                &notes[(n + LOOKED) % NOTES]);
+        else if (n % LOOKED == 1)
+            read_table(a, looking, &notes[(n - 1 + LOOKED) % NOTES]);
+        if (to != set) {
+            const uint32_t in = to % row_sets(&a.pool.geometry),
+                           passes = (a.pool.geometry.group + 7) / 8;
+            set = to;
+            place = place_of(a, note->r, in / passes);
+            query = in % passes * 8 + (lane & 3);
+#pragma unroll
+            for (int j = 0; j < NG; j++)
+                load_query<D>(&queries[(set - window.base) * NG + j], &q[j]);
+        }
+        const uint32_t tile = n % STAGES * a.tile_bytes, left = note->left, slot = note->slot;
+        const uint32_t page = note->page[lane >> 2];
+        const bool live = (lane >> 2) < left;
+        float score[NG];
+        copy_wait<STAGES - 1>();
+        __syncwarp();
+        if (left)
+            score_records<D, R, NG>(rec, ring + tile, q, &queries[(set - window.base) * NG], score);
+        __syncwarp();
+        if (n + STAGES < count)
+            fetch_listed<D, R>(a, rec, &notes[(n + STAGES) % NOTES], to_ring + tile);
+        copy_commit();
+#pragma unroll
+        for (int j = 0; j < NG; j++) {
+            float2 part = make_float2(-INFINITY, 0.f);
+            if (left)
+                store_scores(a, place, page, live, query + 4 * j, score[j]);
+            if (live)
+                part = merge_parts(part, make_float2(score[j], 1.f));
+            store_part(a, place, slot, query + 4 * j, part);
+        }
+    }
+}
+
+/* The block's tasks of the rest, as long as there are any. */
+__device__ __forceinline__ void sum_rests(const struct scan_args &a, uint32_t *taken) {
+    const uint64_t total = a.batch->tasks[LK_CUDA_REST];
+    const uint32_t begin = (uint32_t)(blockIdx.x * total / gridDim.x),
+                   end = (uint32_t)((blockIdx.x + 1) * total / gridDim.x);
+
+    for (;;) {
+        uint32_t task = threadIdx.x % 32 ? 0 : atomicAdd(taken, 1u);
+        task = begin + __shfl_sync(LK_FULL_WARP, task, 0);
+        if (task >= end)
+            return;
+        sum_rest(a, task);
+    }
+}
+
+template <int D, int R, int NG>
+__global__ void __launch_bounds__(32 * BLOCK_WARPS, 1)
+    rescan_kernel(const __grid_constant__ struct scan_args a) {
+    SHARED_BYTES(shared, 128);
+    const uint32_t warp = warp_index();
+    uint32_t *const taken = (uint32_t *)shared;
+    struct four_queries<D> *const queries = (struct four_queries<D> *)(shared + FIXED_BYTES);
+    struct listed *const notes = (struct listed *)(queries + WINDOW);
+    uint8_t *const rings = (uint8_t *)(notes + a.scanners * NOTES);
+
+    let_next_start();
+    prefetch_batch(a.batch, LK_CUDA_RESCAN);
+    if (threadIdx.x == 0)
+        *taken = 0;
+    __syncthreads();
+    wait_for_previous();
+    note_time(a.clock, LK_CUDA_AT_RESCAN);
+    const uint64_t total = a.batch->tasks[LK_CUDA_RESCAN];
+    const uint32_t begin = (uint32_t)(blockIdx.x * total / gridDim.x),
+                   end = (uint32_t)((blockIdx.x + 1) * total / gridDim.x);
+    if (warp < a.scanners && begin < end)
+        score_lists<D, R, NG>(a, begin, end, warp, rings + warp * STAGES * a.tile_bytes,
+                              notes + warp * NOTES, queries);
+    sum_rests(a, taken);
+}
+
+/* ---- launchers ---- */
+
+template <int D, int R, int NG>
+static int launch_fast(struct scan_args a, uint32_t processors, void *stream) {
+    const struct lk_geometry *g = &a.pool.geometry;
+    struct lk_record coarse = lk_record_coarse(g), fine = lk_record_fine(g);
+    const uint32_t fixed = FIXED_BYTES + WINDOW * sizeof(struct four_queries<D>);
+
+    a.tile_bytes = TILE * (coarse.stride + fine.stride);
+    const uint32_t each = NOTES * sizeof(struct listed) + STAGES * a.tile_bytes;
+    a.scanners = (SHARED_MOST - fixed) / each;
+    if (a.scanners > BLOCK_WARPS - REST_WARPS)
+        a.scanners = BLOCK_WARPS - REST_WARPS;
+    cudaFuncSetAttribute(rescan_kernel<D, R, NG>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         SHARED_MOST);
+    return launch(rescan_kernel<D, R, NG>, dim3(processors), 32 * (a.scanners + REST_WARPS),
+                  fixed + a.scanners * each, stream, a);
+}
+
+template <int D, int R>
+static int launch_group(const struct scan_args &a, uint32_t processors, void *stream) {
+    return a.pool.geometry.group <= 4 ? launch_fast<D, R, 1>(a, processors, stream)
+                                      : launch_fast<D, R, 2>(a, processors, stream);
+}
+
+template <int D>
+static int launch_rank(const struct scan_args &a, uint32_t processors, void *stream) {
+    switch (a.pool.geometry.rank) {
+    case 2:
+        return launch_group<D, 2>(a, processors, stream);
+    case 4:
+        return launch_group<D, 4>(a, processors, stream);
+    case 8:
+        return launch_group<D, 8>(a, processors, stream);
+    default:
+        return launch_group<D, 16>(a, processors, stream);
+    }
+}
+
+int lk_cuda_rescan(const struct lk_cuda_step *step, void *stream) {
+    const struct scan_args a = {step->pool, step->batch, LK_CUDA_RESCAN, 0, 0, 0, step->clock};
+
+    switch (step->pool.geometry.head_dim) {
+    case 64:
+        return launch_rank<64>(a, step->processors, stream);
+    case 128:
+        return launch_rank<128>(a, step->processors, stream);
+    case 256:
+        return launch_rank<256>(a, step->processors, stream);
+    default:
+        return lk_cuda_launch_plain(a, step->pool.geometry.rank, step->processors, stream);
+    }
+}

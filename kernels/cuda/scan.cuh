@@ -1,0 +1,466 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * scan.cuh - what the passes over summaries share: tasks, queries, scores, sums.
+ *
+ * Words: a set is (row, KV head, up to eight queries); a tile is eight records that a warp scores
+ * together; a task is a set's chunk of tiles, or one tile of its list, or some of the pages that
+ * the list left out. A score goes to its page's place, a task's sum to its slot.
+ *
+ * Everything is for one warp unless its name or its comment says otherwise.
+ */
+#ifndef LK_CUDA_SCAN_CUH
+#define LK_CUDA_SCAN_CUH
+
+#include "clock.cuh"
+#include "tile.cuh"
+
+#define SHARED_MOST (226 * 1024)
+#define INTERLEAVE  16 /* chunks that take turns at the tiles of their range */
+#define WINDOW      8  /* heads whose queries a block holds */
+
+struct scan_args {
+    struct lk_pool_view pool;
+    const struct lk_cuda_batch *batch;
+    int stage;         /* LK_CUDA_RANK, _COARSE or _RESCAN */
+    uint32_t heads;    /* 1: append and newest page too */
+    uint32_t scanners; /* warps of a block that score */
+    uint32_t tile_bytes;
+    struct lk_cuda_clock *clock; /* may be NULL */
+};
+
+/* The kernel for any head dimension, of either pass. */
+int lk_cuda_launch_plain(struct scan_args a, uint32_t rank, uint32_t processors, void *stream);
+
+/* ---- tasks ---- */
+
+struct cursor {
+    const struct lk_cuda_row *r;
+    uint32_t task, set, head, pass, slot; /* set: row, head and pass in one number */
+    uint32_t tile, end, step, units;      /* tiles of the task; units of the row, or listed */
+    bool super;
+};
+
+__device__ __forceinline__ uint32_t row_sets(const struct lk_geometry *g) {
+    return g->kv_heads * ((g->group + 7) / 8);
+}
+
+__device__ __forceinline__ uint32_t row_chunks(const struct lk_cuda_row *r, int stage) {
+    return stage == LK_CUDA_RESCAN ? r->rescan_tiles
+           : stage == LK_CUDA_REST ? r->rest_chunks
+                                   : r->chunks;
+}
+
+/* The row of a lane's task: the last whose first task is not after it. */
+__device__ __forceinline__ uint32_t row_of(const struct lk_cuda_batch *b, int stage,
+                                           uint32_t task) {
+    uint32_t low = 0, high = b->rows;
+
+    while (high - low > 1) {
+        const uint32_t mid = (low + high) / 2;
+        if (b->first[stage][mid] <= task)
+            low = mid;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+/* Set of a task. */
+static __device__ __noinline__ uint32_t set_of(const struct lk_cuda_batch *b, int stage,
+                                               uint32_t sets, uint32_t task) {
+    const uint32_t row = row_of(b, stage, task);
+
+    return row * sets + (task - b->first[stage][row]) / row_chunks(&b->row[row], stage);
+}
+
+/* First task of a stage whose set is `set` or a later one. */
+__device__ __forceinline__ uint32_t first_of_set(const struct lk_cuda_batch *b, int stage,
+                                                 uint32_t sets, uint32_t set) {
+    const uint32_t row = set / sets;
+
+    if (row >= b->rows)
+        return UINT32_MAX;
+    uint32_t first = b->first[stage][row],
+             next = row + 1 < b->rows ? b->first[stage][row + 1] : b->tasks[stage];
+    return next == first ? first : first + set % sets * row_chunks(&b->row[row], stage);
+}
+
+/* Fill row, head, pass and set of c->task -> chunk. */
+__device__ __forceinline__ uint32_t split_task(const struct scan_args &a, int stage,
+                                               struct cursor *c) {
+    const uint32_t row = row_of(a.batch, stage, c->task);
+    const uint32_t passes = (a.pool.geometry.group + 7) / 8;
+    const uint32_t task = c->task - a.batch->first[stage][row];
+
+    c->r = &a.batch->row[row];
+    const uint32_t chunks = row_chunks(c->r, stage), in = task / chunks;
+    c->set = row * row_sets(&a.pool.geometry) + in;
+    c->pass = in % passes;
+    c->head = in / passes;
+    return task - in * chunks;
+}
+
+/* Fill the cursor from c->task, a task of the first pass, if it is before `last`. By lane. */
+__device__ __forceinline__ void find_task(const struct scan_args &a, uint32_t last,
+                                          struct cursor *c) {
+    if (c->task >= last)
+        return;
+    const uint32_t chunk = split_task(a, a.stage, c);
+    const uint32_t each = c->r->chunk_units / TILE, tiles = (c->r->units + TILE - 1) / TILE,
+                   range = chunk / INTERLEAVE * INTERLEAVE;
+
+    c->slot = 1 + chunk;
+    c->super = c->r->scan == LK_TREE;
+    c->units = c->r->units;
+    c->step = min((uint32_t)INTERLEAVE, c->r->chunks - range);
+    c->tile = range * each + chunk - range;
+    c->end = min(tiles, (range + INTERLEAVE) * each);
+}
+
+/* ---- queries ---- */
+
+/* One query of a set, by a warp; a zero one where the group has no such query. */
+template <int D>
+__device__ __forceinline__ void prepare_query(const struct scan_args &a, uint32_t set, uint32_t g,
+                                              struct four_queries<D> *ret) {
+    const uint32_t lane = threadIdx.x % 32, group = a.pool.geometry.group;
+    const uint32_t sets = row_sets(&a.pool.geometry);
+    const uint32_t passes = (group + 7) / 8, in = set % sets;
+    const struct lk_cuda_row *r = &a.batch->row[set / sets];
+    const bool bf16 = a.pool.geometry.dtype == LK_BF16;
+    const uint32_t head = in / passes, at = in % passes * 8 + g;
+    const uint16_t *q = (const uint16_t *)r->q + ((uint64_t)head * group + at) * D;
+    constexpr int N = D / 32;
+    float x[N], peak = 0, unit;
+    int hi_sum = 0, lo_sum = 0;
+
+#pragma unroll
+    for (int i = 0; i < N; i++) /* normalised first: sums of huge queries stay in a float's range */
+        x[i] = at < group ? element(q[32 * i + lane], bf16) * rsqrtf((float)D) : 0.f;
+#pragma unroll
+    for (int o = 1; o < 32; o <<= 1)
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float y = __shfl_xor_sync(LK_FULL_WARP, x[i], o);
+            x[i] = lane & o ? y - x[i] : x[i] + y;
+        }
+#pragma unroll
+    for (int o = 1; o < N; o <<= 1)
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (!(i & o)) {
+                float y = x[i + o];
+                x[i + o] = x[i] - y;
+                x[i] += y;
+            }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        peak = fmaxf(peak, fabsf(x[i]));
+    peak = __uint_as_float(__reduce_max_sync(LK_FULL_WARP, __float_as_uint(peak)));
+    unit = peak > 1e-33f ? 32512.f / peak : 0.f;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        int v = max(-32512, min(32512, __float2int_rn(x[i] * unit))), hi = (v + 128) >> 8;
+        int word = 2 * i + lane / 16, to = g % 4 * 8 + lane % 16 / 4;
+        int8_t *high = (int8_t *)&ret->b[word / 4][to][word % 4];
+        high[lane % 4] = (int8_t)hi;
+        high[4 * 16 + lane % 4] = (int8_t)(v - 256 * hi); /* the next column */
+        hi_sum += hi;
+        lo_sum += v - 256 * hi;
+    }
+    hi_sum = __reduce_add_sync(LK_FULL_WARP, hi_sum);
+    lo_sum = __reduce_add_sync(LK_FULL_WARP, lo_sum);
+    if (lane == 0) {
+        float scale = peak > 1e-33f ? peak / 32512.f * r->sm_scale * LK_LOG2E : 0.f;
+        ret->start[g % 4] = make_int4(-8 * hi_sum, -8 * lo_sum, __float_as_int(scale), 0);
+    }
+}
+
+/* ---- writing ---- */
+
+/* Where the scores of a row and head go. */
+struct place {
+    float *scores;
+    float2 *parts;
+    uint32_t last; /* 1: a score's page competes for being kept */
+    bool super;
+};
+
+__device__ __forceinline__ struct place place_of(const struct scan_args &a,
+                                                 const struct lk_cuda_row *r, uint32_t head) {
+    const uint32_t stride = group_stride(a.pool.geometry.group);
+    struct place p = {row_scores(r, head, stride), row_parts(r, head, stride)};
+
+    p.super = r->scan == LK_TREE && a.stage != LK_CUDA_RESCAN;
+    p.last = a.stage == LK_CUDA_RESCAN || r->scan == LK_FULL || r->scan == LK_COARSE;
+    return p;
+}
+
+/* A score's bits: the lowest of head 0's says whether the page competes. */
+__device__ __forceinline__ float score_bits(const struct place &p, uint32_t q, float score) {
+    const uint32_t bits = __float_as_uint(p.super ? score - 2.f : score);
+
+    return __uint_as_float(q == 0 ? (bits & ~1u) | p.last : bits);
+}
+
+/* Scores of a tile: the lane's is of unit lane / 4 and query `q`. A superpage's four pages get one
+ * each, and then lane i writes page i. */
+__device__ __forceinline__ void store_scores(const struct scan_args &a, const struct place &p,
+                                             uint32_t unit, bool live, uint32_t q, float score) {
+    const uint32_t group = a.pool.geometry.group, stride = group_stride(group);
+    const uint32_t lane = threadIdx.x % 32, from = lane & 28;
+
+    score = score_bits(p, q, score);
+    if (!p.super) {
+        if (live && q < group)
+            p.scores[(uint64_t)unit * stride + q] = score;
+        return;
+    }
+    float4 four;
+    four.x = __shfl_sync(LK_FULL_WARP, score, from);
+    four.y = __shfl_sync(LK_FULL_WARP, score, from + 1);
+    four.z = __shfl_sync(LK_FULL_WARP, score, from + 2);
+    four.w = __shfl_sync(LK_FULL_WARP, score, from + 3);
+    if (live && (q & ~3u) < stride)
+        *(float4 *)(p.scores + (uint64_t)(4 * unit + (lane & 3)) * stride + (q & ~3u)) = four;
+}
+
+/* Sum over the pages of a task: lanes of a query, then to the task's slot. */
+__device__ __forceinline__ void store_part(const struct scan_args &a, const struct place &p,
+                                           uint32_t slot, uint32_t q, float2 part) {
+    const uint32_t stride = group_stride(a.pool.geometry.group);
+
+#pragma unroll
+    for (int o = 4; o < 32; o <<= 1) {
+        float2 other = make_float2(__shfl_xor_sync(LK_FULL_WARP, part.x, o),
+                                   __shfl_xor_sync(LK_FULL_WARP, part.y, o));
+        part = merge_parts(part, other);
+    }
+    if (threadIdx.x % 32 < 4 && q < stride)
+        p.parts[slot * stride + q] = part;
+}
+
+/* ---- pages that the second pass did not list ---- */
+
+/* Four queries' scores of pages j, j + 32, j + 64, j + 96 as far as they are below last. The loads
+ * run together: nothing here looks at what they bring. */
+struct four_pages {
+    float4 s[4];
+    uint32_t mark[4]; /* the pages' words of head 0, where `s` has not got them */
+};
+
+__device__ __forceinline__ struct four_pages load_pages(const float *scores, uint32_t stride,
+                                                        uint32_t first, uint32_t j, uint32_t last) {
+    struct four_pages p;
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float *at = scores + (uint64_t)min(j + 32 * i, last - 1) * stride;
+        p.s[i] = __ldcg((const float4 *)(at + first));
+        p.mark[i] = first ? __float_as_uint(__ldcg(at)) : 0;
+    }
+    return p;
+}
+
+/* Add those of the four that are left. */
+__device__ __forceinline__ void add_pages(const struct four_pages &p, const bool left[4],
+                                          float2 part[4]) {
+#pragma unroll
+    for (int y = 0; y < 4; y++) {
+        float x[4], peak = part[y].x, sum = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            x[i] = y == 0 ? p.s[i].x : y == 1 ? p.s[i].y : y == 2 ? p.s[i].z : p.s[i].w;
+            if (!left[i])
+                x[i] = -INFINITY;
+            peak = fmaxf(peak, x[i]);
+        }
+        if (peak == -INFINITY)
+            continue;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            sum += exp2_fast(x[i] - peak);
+        part[y] = make_float2(peak, fmaf(part[y].y, exp2_fast(part[y].x - peak), sum));
+    }
+}
+
+/* Four queries' parts of pages j, j + 32, .. below last that the second pass did not score. The
+ * next four pages are on their way while four are added. */
+__device__ __forceinline__ void sum_pages(const float *scores, uint32_t stride, uint32_t first,
+                                          uint32_t j, uint32_t last, float2 part[4]) {
+    struct four_pages p = load_pages(scores, stride, first, j, last);
+
+    for (; j < last; j += 128) {
+        struct four_pages next = p;
+        bool left[4];
+
+        if (j + 128 < last)
+            next = load_pages(scores, stride, first, j + 128, last);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            left[i] = j + 32 * i < last && !((first ? p.mark[i] : __float_as_uint(p.s[i].x)) & 1);
+        add_pages(p, left, part);
+        p = next;
+    }
+}
+
+__device__ __forceinline__ float2 exchange_part(float2 part, uint32_t with) {
+    return make_float2(__shfl_xor_sync(LK_FULL_WARP, part.x, with),
+                       __shfl_xor_sync(LK_FULL_WARP, part.y, with));
+}
+
+/* Parts of N queries, halved: lanes with the bit keep the upper ones. The lower lane's part comes
+ * first in a sum. */
+template <int N> __device__ __forceinline__ void fold_parts(float2 *part, uint32_t bit) {
+    const bool up = threadIdx.x & bit;
+
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const float2 keep = up ? part[i + N / 2] : part[i],
+                     other = exchange_part(up ? part[i] : part[i + N / 2], bit);
+        part[i] = merge_parts(up ? other : keep, up ? keep : other);
+    }
+}
+
+/* A task of the rest: its pages' sums, to its slot. */
+__device__ __forceinline__ void sum_rest(const struct scan_args &a, uint32_t task) {
+    const uint32_t lane = threadIdx.x % 32, stride = group_stride(a.pool.geometry.group);
+    struct cursor c;
+
+    c.task = task;
+    const uint32_t chunk = split_task(a, LK_CUDA_REST, &c), from = chunk * c.r->rest_pages,
+                   last = min(from + c.r->rest_pages, c.r->complete);
+    float2 *const to =
+        row_parts(c.r, c.head, stride) + (1 + c.r->chunks + c.r->rescan_tiles + chunk) * stride;
+    for (uint32_t q = c.pass * 8; q < min(c.pass * 8 + 8, stride); q += 4) {
+        float2 part[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            part[i] = make_float2(-INFINITY, 0.f);
+        sum_pages(row_scores(c.r, c.head, stride), stride, q, from + lane, last, part);
+        fold_parts<4>(part, 16);
+        fold_parts<2>(part, 8);
+#pragma unroll
+        for (int o = 4; o; o >>= 1)
+            part[0] = merge_parts(part[0], exchange_part(part[0], o));
+        if ((lane & 7) == lane / 8) /* of those that hold query lane / 8: which one has its bits */
+            to[q + lane / 8] = part[0];
+    }
+}
+
+/* ---- records ---- */
+
+__device__ __forceinline__ struct records records_of(const struct scan_args &a, bool super,
+                                                     int rank) {
+    const struct lk_geometry *g = &a.pool.geometry;
+    struct lk_record coarse = super ? lk_record_super(g) : lk_record_coarse(g),
+                     fine = lk_record_fine(g);
+    struct records r;
+
+    r.coarse_stride = coarse.stride;
+    r.fine_stride = rank > LK_COARSE_RANK ? fine.stride : 0;
+    r.centroid = coarse.centroid;
+    r.coarse_coeffs = coarse.coeffs;
+    r.coarse_scales = coarse.scales;
+    r.fine_coeffs = fine.coeffs;
+    r.fine_scales = fine.scales;
+    r.tokens = coarse.tokens;
+    return r;
+}
+
+/* score_tile() for the record sizes that have their own code, else or where a sum is out of range
+ * the careful way. */
+template <int D, int R, int NG>
+__device__ __forceinline__ void score_records(const struct records &rec, const uint8_t *tile,
+                                              const struct query<D> *q,
+                                              const struct four_queries<D> *queries, float *score) {
+    bool done = false;
+
+    if (rec.tokens == 16)
+        done = score_tile<D, R, NG, 16>(tile, q, score);
+    else if (R < 16 && D <= 128 && rec.tokens == 8)
+        done = score_tile < D, R < 16 ? R : 2, NG, 8 > (tile, q, score);
+    else if (R == 2 && D <= 128 && rec.tokens == 64)
+        done = score_tile<D, 2, NG, 64>(tile, q, score);
+    else if (R == 2 && D <= 128 && rec.tokens == 32)
+        done = score_tile<D, 2, NG, 32>(tile, q, score);
+    for (int j = 0; !done && j < NG; j++)
+        score[j] = score_careful<D, R>(rec, tile, &queries[j]);
+}
+
+/* ---- the warps of a block that score, and the queries they share ---- */
+
+/* The scanning warps of a block meet; the others do not. */
+__device__ __forceinline__ void meet(uint32_t warps) {
+    bar_some(32 * warps);
+}
+
+/* Bring what a block reads first closer; nothing is read, so that it may be written still. */
+__device__ __forceinline__ void prefetch_batch(const struct lk_cuda_batch *b, int stage) {
+    if (threadIdx.x < 4)
+        prefetch_line(threadIdx.x == 0   ? (const uint8_t *)b
+                      : threadIdx.x == 1 ? (const uint8_t *)b->first[stage]
+                                         : (const uint8_t *)&b->row[0] + (threadIdx.x - 2) * 128);
+}
+
+/* Rotated queries of the sets base .. last of this block's tasks, as many as there is room for. */
+template <int D, int NG, int SETS>
+__device__ __forceinline__ void prepare_queries(const struct scan_args &a, uint32_t base,
+                                                uint32_t last, struct four_queries<D> *ret) {
+    const uint32_t sets = row_sets(&a.pool.geometry);
+
+    for (uint32_t i = warp_index(); i < SETS * NG * 4; i += a.scanners) {
+        const uint32_t set = base + i / (4 * NG), g = i % (4 * NG);
+        if (set <= last && a.batch->row[set / sets].scan)
+            prepare_query<D>(a, set, g, &ret[i / 4]);
+    }
+    meet(a.scanners);
+}
+
+/* The sets whose queries the block holds. Its scoring warps move on together. */
+struct window {
+    uint32_t base, held, next;  /* first set, sets; first task beyond them */
+    uint32_t first, final, end; /* of the block: first and last set, end of its tasks */
+};
+
+/* Of tasks begin .. end - 1; holds none yet. */
+__device__ __forceinline__ struct window open_window(const struct scan_args &a, uint32_t begin,
+                                                     uint32_t end) {
+    const uint32_t edge =
+        set_of(a.batch, a.stage, row_sets(&a.pool.geometry), threadIdx.x % 32 ? end - 1 : begin);
+    struct window w = {};
+
+    w.base = w.first = __shfl_sync(LK_FULL_WARP, edge, 0);
+    w.final = __shfl_sync(LK_FULL_WARP, edge, 1);
+    w.next = begin;
+    w.end = end;
+    return w;
+}
+
+__device__ __forceinline__ bool in_window(const struct window &w, uint32_t set) {
+    return set - w.base < w.held;
+}
+
+/* Move on until the window holds `set` -> false: there is no such set. */
+template <int D, int NG>
+__device__ __forceinline__ bool reach_set(const struct scan_args &a, uint32_t set, struct window *w,
+                                          struct four_queries<D> *queries) {
+    constexpr int SETS = WINDOW / NG;
+    const uint32_t sets = row_sets(&a.pool.geometry);
+
+    while (!in_window(*w, set)) {
+        if (w->next >= w->end)
+            return false;
+        if (w->held) {
+            meet(a.scanners);
+            w->base = set_of(a.batch, a.stage, sets, w->next);
+        }
+        w->next = w->base + SETS > w->final ? w->end
+                                            : first_of_set(a.batch, a.stage, sets, w->base + SETS);
+        w->held = SETS;
+        prepare_queries<D, NG, SETS>(a, w->base, w->final, queries);
+    }
+    return true;
+}
+
+#endif
