@@ -21,6 +21,7 @@
 #define CHUNKS      1696 /* of a row: about one a scoring warp of a large device */
 #define CHUNKS_LOW  2208 /* at rank 2 */
 #define HEAD_TOKENS 16   /* appended by a warp */
+#define REST_PAGES  128  /* that a warp sums up at once */
 
 static uint32_t div_up(uint32_t a, uint32_t b) {
     return (a + b - 1) / b;
@@ -72,7 +73,7 @@ static void plan_scan(const struct lk_geometry *g, struct lk_cuda_row *r) {
         r->list_max = r->prune_units;
     }
     r->rescan_tiles = div_up(r->list_max, TILE_UNITS);
-    r->rest_pages = clamp(div_up(div_up(r->complete, cap), 32) * 32, 32, UINT32_MAX);
+    r->rest_pages = REST_PAGES * clamp(div_up(r->complete, cap * REST_PAGES), 1, UINT32_MAX);
     r->rest_chunks = div_up(r->complete, r->rest_pages);
 }
 
