@@ -5,8 +5,8 @@
  * Idea: a pool has several layers and step i of a chain runs on layer i, so that by the time a
  * layer comes again its bytes have left the cache. A chain is captured as one graph, as the daemon
  * captures a step, replayed, and timed by events on the device; medians of the rounds. Between
- * whole steps of a chain every edge is a full one, as it is between a step's feed and its scan: a
- * step's time is then that of a step alone. A stage repeated keeps the edges it has in a step.
+ * whole steps of a chain every edge is a full one: a step's time is then that of a step alone. A
+ * stage repeated keeps the edges it has in a step.
  *
  *     gpu open -> (rig open -> plan -> time ...)* -> gpu close
  *
