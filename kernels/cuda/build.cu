@@ -20,7 +20,7 @@
  * Keys are scaled by a power of two where their differences are far from 1. Every byte of a record
  * is written. Nothing here is on a step's critical path.
  */
-#include "device.cuh"
+#include "build.cuh"
 
 #define SWEEPS_MOST   16
 #define ORTHOGONAL    1e-6f  /* cosine at which two columns count as orthogonal */
@@ -41,11 +41,6 @@ struct build_args {
     const uint32_t *count;
     uint32_t most, super;
 };
-
-/* Smallest bf16 not below x >= 0, as bits. */
-__device__ __forceinline__ uint16_t bf16_up(float x) {
-    return (uint16_t)((__float_as_uint(x) + 0xffff) >> 16);
-}
 
 /* Rotation for one-sided Jacobi: columns a and b with squared norms and product -> c, s. */
 __device__ __forceinline__ bool find_rotation(float aa, float bb, float ab, float floor, float *c,
@@ -1001,9 +996,8 @@ static int build(const struct lk_cuda_build *b, uint32_t super, void *stream) {
         return 0;
     switch (n) {
     case 8:
-        return launch_build<8>(a, stream);
     case 16:
-        return launch_build<16>(a, stream);
+        return lk_cuda_build_small(b, stream);
     case 32:
         return launch_build<32>(a, stream);
     case 64:

@@ -93,6 +93,13 @@ __device__ __forceinline__ void mma_k16(float d[4], uint32_t a0, uint32_t a1, ui
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+/* m8n8k4: lane 4 r + c holds of A row r, column c, of B row c, column r, of D row r, columns 2c and
+ * 2c + 1. */
+__device__ __forceinline__ void mma_f64(double d[2], double a, double b) {
+    asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1},{%2},{%3},{%0,%1};"
+                 : "+d"(d[0]), "+d"(d[1])
+                 : "d"(a), "d"(b));
+}
 /* 8 x 8 of 16 bits: lane 4 r + c gives row r, columns 2c, 2c + 1 and takes column r, rows 2c, 2c +
  * 1. */
 __device__ __forceinline__ uint32_t transpose_8x8(uint32_t x) {

@@ -110,6 +110,9 @@ static inline float rsqrtf(float x) {
 static inline double rsqrt(double x) {
     return 1 / sqrt(x);
 }
+static inline uint32_t __vmaxu2(uint32_t a, uint32_t b) {
+    return max(a & 0xffff0000, b & 0xffff0000) | max(a & 0xffff, b & 0xffff);
+}
 static inline int __popc(uint32_t x) {
     return __builtin_popcount(x);
 }

@@ -100,6 +100,20 @@ static inline void mma_k16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, ui
 static inline void mma_f16_k8(float d[4], uint32_t a0, uint32_t a1, uint32_t b0) {
     mma_k16<false>(d, a0, a1, 0, 0, b0, 0);
 }
+static inline void mma_f64(double d[2], double a, double b) {
+    struct emulated::packet mine = {};
+    memcpy(&mine.w[0], &a, sizeof a);
+    memcpy(&mine.w[2], &b, sizeof b);
+    const struct emulated::packet *lane = emulated::meet_warp(mine);
+    const uint32_t r = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+
+    for (uint32_t i = 0; i < 2; i++)
+        for (uint32_t k = 0; k < 4; k++) {
+            memcpy(&a, &lane[4 * r + k].w[0], sizeof a);
+            memcpy(&b, &lane[4 * (2 * c + i) + k].w[2], sizeof b);
+            d[i] = fma(a, b, d[i]);
+        }
+}
 static inline uint32_t transpose_8x8(uint32_t x) {
     const struct emulated::packet *lane = emulated::meet_warp({{x}});
     const uint32_t r = threadIdx.x % 32 / 4, c = threadIdx.x % 4;

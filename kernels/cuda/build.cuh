@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * build.cuh - what the two ways of building summaries share.
+ */
+#ifndef LK_CUDA_BUILD_CUH
+#define LK_CUDA_BUILD_CUH
+
+#include "device.cuh"
+
+/* Smallest bf16 not below x >= 0, as bits. */
+__device__ __forceinline__ uint16_t bf16_up(float x) {
+    return (uint16_t)((__float_as_uint(x) + 0xffff) >> 16);
+}
+
+/* lk_cuda_build_pages() of pages of 8 and 16 tokens. */
+int lk_cuda_build_small(const struct lk_cuda_build *build, void *stream);
+
+#endif
