@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * build.cu - summaries of complete pages and superpages (DESIGN section 1, "Build").
+ * build.cu - summaries of complete pages of 32 and 64 tokens, and of superpages (DESIGN section 1,
+ * "Build"); smaller pages are built by build_pages.cu.
  *
  * Idea: the Gram matrix of the differences does not change under rotation, so keys stay as they are
  * and only the mean and the directions found are rotated. A page's keys become differences from its
  * first key, as floats in shared memory, then from their mean.
  *
- * Geometry: a page is the work of n lanes of a warp, n its tokens (two pages a warp at 16 tokens;
- * at 64 a lane has two columns). A lane holds columns of the Gram matrix in registers. One-sided
- * Jacobi rotations make the columns of A V orthogonal: in round m lane l meets lane l ^ m, so that
- * every pair meets once a sweep with no data moved but by shuffles. Columns end as eigenvalue x
- * eigenvector.
+ * Geometry: a page is the work of a warp. A lane holds a column of the Gram matrix in registers, at
+ * 64 tokens two. One-sided Jacobi rotations make the columns of A V orthogonal: in round m lane l
+ * meets lane l ^ m, so that every pair meets once a sweep with no data moved but by shuffles.
+ * Columns end as eigenvalue x eigenvector.
  *
  * Of superpages only two directions are wanted. Those of 64 tokens: 32 steps of Lanczos, every
  * vector orthogonal to all before, then rotations on the 32 x 32 tridiagonal matrix. Smaller ones
@@ -77,12 +77,7 @@ __host__ __device__ __forceinline__ uint32_t page_bytes(uint32_t n, uint32_t d, 
     return ((n + 1) * (d + 4) + rank * n + LK_RANK_MAX) * 4 + last;
 }
 
-template <int LANES> __device__ __forceinline__ float group_sum(float x) {
-#pragma unroll
-    for (int o = LANES / 2; o; o >>= 1)
-        x += __shfl_xor_sync(LK_FULL_WARP, x, o);
-    return x;
-}
+/* Of LANES lanes beside each other. */
 template <int LANES> __device__ __forceinline__ float group_max(float x) {
 #pragma unroll
     for (int o = LANES / 2; o; o >>= 1)
@@ -91,7 +86,7 @@ template <int LANES> __device__ __forceinline__ float group_max(float x) {
 }
 
 /* Rotate v [d] by the block-diagonal Hadamard matrix: four values at a time, two levels at once. */
-template <int LANES> __device__ __forceinline__ void rotate(float *v, uint32_t d, uint32_t l) {
+__device__ __forceinline__ void rotate(float *v, uint32_t d, uint32_t l) {
     const uint32_t block = d & -d;
     const float norm = rsqrtf((float)block);
     uint32_t o = 1;
@@ -99,7 +94,7 @@ template <int LANES> __device__ __forceinline__ void rotate(float *v, uint32_t d
     for (; 4 * o <= block; o *= 4) {
         const float scale = 4 * o == block ? norm : 1.f;
         __syncwarp();
-        for (uint32_t i = l; i < d / 4; i += LANES) {
+        for (uint32_t i = l; i < d / 4; i += 32) {
             float *at = v + ((i & ~(o - 1)) << 2 | (i & (o - 1)));
             const float a = at[0], b = at[o], c = at[2 * o], e = at[3 * o];
             at[0] = ((a + b) + (c + e)) * scale;
@@ -109,7 +104,7 @@ template <int LANES> __device__ __forceinline__ void rotate(float *v, uint32_t d
         }
     }
     __syncwarp();
-    for (uint32_t i = l; o < block && i < d / 2; i += LANES) {
+    for (uint32_t i = l; o < block && i < d / 2; i += 32) {
         float *at = v + ((i & ~(o - 1)) << 1 | (i & (o - 1)));
         const float a = at[0], b = at[o];
         at[0] = (a + b) * norm;
@@ -120,7 +115,7 @@ template <int LANES> __device__ __forceinline__ void rotate(float *v, uint32_t d
 
 /* Differences from the mean to m.x, mean to its last row. -> max |K|; ret_unit: what differences
  * were multiplied by. */
-template <int N, int LANES>
+template <int N>
 __device__ float load_page(const struct build_args &a, const struct page_memory &m, uint32_t layer,
                            uint64_t page, uint32_t head, uint32_t l, float *ret_unit) {
     const struct lk_geometry *g = &a.pool.geometry;
@@ -129,7 +124,7 @@ __device__ float load_page(const struct build_args &a, const struct page_memory 
     const uint16_t *origin = (const uint16_t *)lk_page_keys_device(a.pool, layer, page, head);
     float largest = 0, spread = 0, unit = 1.f;
 
-    for (uint32_t i = l; i < N * chunks; i += LANES) {
+    for (uint32_t i = l; i < N * chunks; i += 32) {
         uint32_t t = i / chunks, c = i % chunks * 8;
         const uint16_t *keys =
             (const uint16_t *)lk_page_keys_device(a.pool, layer, page + t / g->page_tokens, head);
@@ -148,12 +143,12 @@ __device__ float load_page(const struct build_args &a, const struct page_memory 
         to[0] = make_float4(x[0], x[1], x[2], x[3]);
         to[1] = make_float4(x[4], x[5], x[6], x[7]);
     }
-    largest = group_max<LANES>(largest);
-    spread = group_max<LANES>(spread);
+    largest = warp_max(largest);
+    spread = warp_max(spread);
     if (spread > 0 && (spread > 1048576.f || spread < 1.f / 1048576.f))
         unit = exp2f(-(float)max(-126, min(126, ilogbf(spread))));
     __syncwarp();
-    for (uint32_t c = l; c < d; c += LANES) {
+    for (uint32_t c = l; c < d; c += 32) {
         float mean = 0;
 #pragma unroll
         for (int t = 0; t < N; t++)
@@ -173,9 +168,9 @@ __device__ float load_page(const struct build_args &a, const struct page_memory 
  * codes of a direction then differ from the reference's. One step of perturbation theory in float64
  * against the Gram matrix itself repairs that. Column l of eigenvalue x eigenvector in col; those
  * of no weight become 0. */
-template <int N, int LANES>
+template <int N>
 __device__ void refine(const struct page_memory &m, uint32_t l, float norm, float col[N]) {
-    const float most = group_max<LANES>(norm), unit = norm > NO_WEIGHT * most ? rsqrtf(norm) : 0.f;
+    const float most = warp_max(norm), unit = norm > NO_WEIGHT * most ? rsqrtf(norm) : 0.f;
     const float value = norm * unit; /* the eigenvalue */
     float *vectors = m.gram + N * N, change[N];
     double product[N], length = 0;
@@ -196,8 +191,7 @@ __device__ void refine(const struct page_memory &m, uint32_t l, float norm, floa
     }
 #pragma unroll 1
     for (uint32_t i = 0; i < N; i++) {
-        uint32_t base = threadIdx.x % 32 / LANES * LANES;
-        float gap = value - __shfl_sync(LK_FULL_WARP, value, base + i);
+        float gap = value - __shfl_sync(LK_FULL_WARP, value, i);
         double cross = 0, overlap = 0;
 #pragma unroll
         for (int t = 0; t < N; t++) {
@@ -224,15 +218,15 @@ __device__ void refine(const struct page_memory &m, uint32_t l, float norm, floa
     __syncwarp();
 }
 
-/* One-sided Jacobi on column l of each of LANES lanes. */
-template <int N, int LANES> __device__ __forceinline__ void turn_columns(uint32_t l, float col[N]) {
+/* One-sided Jacobi on column l of each lane. */
+template <int N> __device__ __forceinline__ void turn_columns(uint32_t l, float col[N]) {
     for (int sweep = 0; sweep < SWEEPS_MOST; sweep++) {
         bool moved = false;
         float own = 0;
 #pragma unroll
         for (int t = 0; t < N; t++)
             own = fmaf(col[t], col[t], own);
-        const float floor = group_max<LANES>(own) * NEGLIGIBLE;
+        const float floor = warp_max(own) * NEGLIGIBLE;
 #pragma unroll 1
         for (uint32_t to = 1; to < N; to++) {
             const bool first = !(l & 1u << (31 - __clz(to))); /* the lower lane of the pair */
@@ -258,8 +252,7 @@ template <int N, int LANES> __device__ __forceinline__ void turn_columns(uint32_
 }
 
 /* The same where a lane has columns l and l + 32. */
-template <int N, int LANES>
-__device__ __forceinline__ void turn_pairs(uint32_t l, float col[2][N]) {
+template <int N> __device__ __forceinline__ void turn_pairs(uint32_t l, float col[2][N]) {
     constexpr int COLUMNS = 2;
 
     for (int sweep = 0; sweep < SWEEPS_MOST; sweep++) {
@@ -273,7 +266,7 @@ __device__ __forceinline__ void turn_pairs(uint32_t l, float col[2][N]) {
                 norm[x] = fmaf(col[x][t], col[x][t], norm[x]);
             floor = fmaxf(floor, norm[x]);
         }
-        floor = group_max<LANES>(floor) * NEGLIGIBLE;
+        floor = warp_max(floor) * NEGLIGIBLE;
 #pragma unroll 1
         for (uint32_t round = 1; round < N; round++) {
             const uint32_t to = round % 32;
@@ -323,7 +316,7 @@ __device__ __forceinline__ void turn_pairs(uint32_t l, float col[2][N]) {
 }
 
 /* Columns l (and l + 32) of the Gram matrix. */
-template <int N, int LANES, int COLUMNS>
+template <int N, int COLUMNS>
 __device__ __forceinline__ void find_gram(const struct page_memory &m, uint32_t d, uint32_t l,
                                           float col[COLUMNS][N]) {
     const uint32_t stride = d + 4;
@@ -351,27 +344,27 @@ __device__ __forceinline__ void find_gram(const struct page_memory &m, uint32_t 
 }
 
 /* Columns of the Gram matrix -> of eigenvalue x eigenvector. */
-template <int N, int LANES, int COLUMNS>
+template <int N, int COLUMNS>
 __device__ void diagonalise(const struct page_memory &m, uint32_t l, float col[COLUMNS][N]) {
     if constexpr (N <= REFINED_MOST)
 #pragma unroll
         for (int t = 0; t < N; t++)
             m.gram[t * N + l] = col[0][t];
     if constexpr (COLUMNS == 1)
-        turn_columns<N, LANES>(l, col[0]);
+        turn_columns<N>(l, col[0]);
     else
-        turn_pairs<N, LANES>(l, col);
+        turn_pairs<N>(l, col);
     if constexpr (N <= REFINED_MOST) {
         float norm = 0;
 #pragma unroll
         for (int t = 0; t < N; t++)
             norm = fmaf(col[0][t], col[0][t], norm);
-        refine<N, LANES>(m, l, norm, col[0]);
+        refine<N>(m, l, norm, col[0]);
     }
 }
 
 /* Unit eigenvectors of the largest `rank` eigenvalues to m.u, in descending order. */
-template <int N, int LANES, int COLUMNS>
+template <int N, int COLUMNS>
 __device__ void keep_best(const struct page_memory &m, uint32_t rank, uint32_t l,
                           const float col[COLUMNS][N]) {
     float norm[COLUMNS];
@@ -385,11 +378,10 @@ __device__ void keep_best(const struct page_memory &m, uint32_t rank, uint32_t l
         for (int t = 0; t < N; t++)
             norm[x] = fmaf(col[x][t], col[x][t], norm[x]);
     }
-    for (uint32_t o = 0; o < LANES; o++)
+    for (uint32_t o = 0; o < 32; o++)
 #pragma unroll
         for (int y = 0; y < COLUMNS; y++) {
-            uint32_t base = threadIdx.x % 32 / LANES * LANES;
-            float other = __shfl_sync(LK_FULL_WARP, norm[y], base + o);
+            float other = __shfl_sync(LK_FULL_WARP, norm[y], o);
 #pragma unroll
             for (int x = 0; x < COLUMNS; x++)
                 place[x] += other > norm[x] || (other == norm[x] && o + 32 * y < l + 32 * x);
@@ -517,8 +509,8 @@ __device__ __forceinline__ void keep_leading(const struct page_memory &m, uint32
     float t[1][STEPS], u[2][2] = {};
 
     tridiagonalise<N>(m.gram, l, col, t[0]);
-    turn_columns<STEPS, 32>(l, t[0]);
-    keep_best<STEPS, 32, 1>(m, 2, l, t);
+    turn_columns<STEPS>(l, t[0]);
+    keep_best<STEPS, 1>(m, 2, l, t);
 #pragma unroll 4
     for (uint32_t j = 0; j < STEPS; j++)
 #pragma unroll
@@ -547,24 +539,23 @@ __device__ __forceinline__ void keep_leading(const struct page_memory &m, uint32
 }
 
 /* One direction: v [d] of unit length and rotated, coefficients u * length -> codes and scale. */
-template <int LANES>
 __device__ void write_direction(uint8_t *record, const struct lk_record &r, uint32_t slot,
                                 const float *v, const float *u, float length, uint32_t l) {
     float v_most = 0, u_most = 0, b, scale, step;
     const uint32_t d = r.head_dim, n = r.tokens;
 
-    for (uint32_t c = l; c < d; c += LANES)
+    for (uint32_t c = l; c < d; c += 32)
         v_most = fmaxf(v_most, fabsf(v[c]));
-    for (uint32_t t = l; t < n; t += LANES)
+    for (uint32_t t = l; t < n; t += 32)
         u_most = fmaxf(u_most, fabsf(u[t]));
-    v_most = group_max<LANES>(v_most);
-    u_most = group_max<LANES>(u_most) * length;
+    v_most = warp_max(v_most);
+    u_most = warp_max(u_most) * length;
     b = length > 0 ? v_most / 7.f : 0.f;
     uint16_t bits = b > 0 ? bf16_up(u_most / 127.f * b) : 0;
     scale = bf16_float(bits);
     step = b > 0 ? scale / b : 0.f;
     const float times = 1.f / b, unit = length / step;
-    for (uint32_t y = l; y < d / 2; y += LANES) {
+    for (uint32_t y = l; y < d / 2; y += 32) {
         int low = 8, high = 8;
         if (b > 0) {
             low += max(-7, min(7, __float2int_rn(v[lk_basis_channel(d, y, 0)] * times)));
@@ -572,7 +563,7 @@ __device__ void write_direction(uint8_t *record, const struct lk_record &r, uint
         }
         record[r.basis + slot * d / 2 + y] = (uint8_t)(low | high << 4);
     }
-    for (uint32_t t = l; t < n; t += LANES) {
+    for (uint32_t t = l; t < n; t += 32) {
         int code = step > 0 ? max(-127, min(127, __float2int_rn(u[t] * unit))) : 0;
         record[r.coeffs + lk_coeff_place(n, slot, t)] = (uint8_t)(code + 128);
     }
@@ -580,16 +571,15 @@ __device__ void write_direction(uint8_t *record, const struct lk_record &r, uint
         *(uint16_t *)(record + r.scales + 2 * (slot + (r.centroid ? 1 : 0))) = bits;
 }
 
-template <int LANES>
 __device__ void write_centroid(uint8_t *record, const struct lk_record &r, const float *mean,
                                uint32_t l) {
     float most = 0, scale;
 
-    for (uint32_t c = l; c < r.head_dim; c += LANES)
+    for (uint32_t c = l; c < r.head_dim; c += 32)
         most = fmaxf(most, fabsf(mean[c]));
-    uint16_t bits = bf16_up(group_max<LANES>(most) / 127.f);
+    uint16_t bits = bf16_up(warp_max(most) / 127.f);
     scale = bf16_float(bits);
-    for (uint32_t c = l; c < r.head_dim; c += LANES) {
+    for (uint32_t c = l; c < r.head_dim; c += 32) {
         int code = scale > 0 ? max(-127, min(127, __float2int_rn(mean[c] / scale))) : 0;
         record[r.centroid + lk_centroid_place(r.head_dim, c)] = (uint8_t)code;
     }
@@ -599,14 +589,14 @@ __device__ void write_centroid(uint8_t *record, const struct lk_record &r, const
 
 /* RANK: the largest rank it serves. */
 template <int N, int RANK>
-__global__ void __launch_bounds__(N < 32 ? 384 : 256, 1)
+__global__ void __launch_bounds__(256, 1)
     build_kernel(const __grid_constant__ struct build_args a, uint32_t bytes) {
-    constexpr int LANES = N < 32 ? N : 32, COLUMNS = N / LANES, PAGES = 32 / LANES;
+    constexpr int COLUMNS = N / 32;
     SHARED_BYTES(memory, 16);
     const struct lk_geometry *g = &a.pool.geometry;
-    const uint32_t l = threadIdx.x % LANES, d = g->head_dim, stride = d + 4,
+    const uint32_t l = threadIdx.x % 32, d = g->head_dim, stride = d + 4,
                    rank = a.super ? LK_COARSE_RANK : g->rank;
-    const uint32_t warps = gridDim.x * (blockDim.x / 32), local = threadIdx.x / LANES;
+    const uint32_t warps = gridDim.x * (blockDim.x / 32), local = threadIdx.x / 32;
     const uint32_t warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     const uint64_t items = a.count ? min(*a.count, a.most) : a.most, tasks = items * g->kv_heads;
     const struct lk_record coarse = a.super ? lk_record_super(g) : lk_record_coarse(g);
@@ -619,25 +609,24 @@ __global__ void __launch_bounds__(N < 32 ? 384 : 256, 1)
     m.gram = m.value + LK_RANK_MAX;
     m.code = (uint8_t *)m.gram;
     wait_for_previous();
-    for (uint64_t base = (uint64_t)warp * PAGES; base < tasks; base += (uint64_t)warps * PAGES) {
-        const uint64_t task = min(base + threadIdx.x % 32 / LANES, tasks - 1);
+    for (uint64_t task = warp; task < tasks; task += warps) {
         const uint64_t item = a.list[task / g->kv_heads], id = item & 0xffffffffffffull;
         const uint32_t layer = (uint32_t)(item >> 48), head = (uint32_t)(task % g->kv_heads);
         const uint64_t plane = (uint64_t)layer * g->kv_heads + head;
         float unit, length[RANK], col[COLUMNS][N];
-        float largest = load_page<N, LANES>(a, m, layer, a.super ? 4 * id : id, head, l, &unit);
+        float largest = load_page<N>(a, m, layer, a.super ? 4 * id : id, head, l, &unit);
 
-        find_gram<N, LANES, COLUMNS>(m, d, l, col);
+        find_gram<N, COLUMNS>(m, d, l, col);
         if constexpr (N == 64 && RANK == LK_COARSE_RANK) {
             keep_leading<N>(m, l, col);
         } else {
-            diagonalise<N, LANES, COLUMNS>(m, l, col);
-            keep_best<N, LANES, COLUMNS>(m, rank, l, col);
+            diagonalise<N, COLUMNS>(m, l, col);
+            keep_best<N, COLUMNS>(m, rank, l, col);
         }
 #pragma unroll
         for (int i = 0; i < RANK; i++)
             length[i] = 0;
-        for (uint32_t c = l; c < d; c += LANES) {
+        for (uint32_t c = l; c < d; c += 32) {
             float sum[RANK];
 #pragma unroll
             for (int i = 0; i < RANK; i++)
@@ -665,37 +654,35 @@ __global__ void __launch_bounds__(N < 32 ? 384 : 256, 1)
         }
 #pragma unroll
         for (int i = 0; i < RANK; i++)
-            length[i] = sqrtf(group_sum<LANES>(length[i]));
+            length[i] = sqrtf(warp_sum(length[i]));
         const bool dead = length[0] / unit <= 1e-6f * largest * sqrtf((float)d * N);
         __syncwarp();
         for (uint32_t i = 0; i <= rank; i++)
-            rotate<LANES>(m.x + (i < rank ? i : N) * stride, d, l);
-        for (uint32_t i = l * 4; i < coarse.stride + (a.super ? 0 : fine.stride); i += LANES * 4)
+            rotate(m.x + (i < rank ? i : N) * stride, d, l);
+        for (uint32_t i = l * 4; i < coarse.stride + (a.super ? 0 : fine.stride); i += 32 * 4)
             *(uint32_t *)(m.code + i) = 0;
         __syncwarp();
-        write_centroid<LANES>(m.code, coarse, m.x + N * stride, l);
+        write_centroid(m.code, coarse, m.x + N * stride, l);
 #pragma unroll
         for (int i = 0; i < RANK; i++) {
             if (i >= rank)
                 break;
             bool live = !dead && m.value[i] > 1e-6f * m.value[0];
-            for (uint32_t c = l; c < d; c += LANES)
+            for (uint32_t c = l; c < d; c += 32)
                 m.x[i * stride + c] *= live ? 1.f / length[i] : 0.f;
             __syncwarp();
-            write_direction<LANES>(i < 2 ? m.code : m.code + coarse.stride, i < 2 ? coarse : fine,
-                                   i < 2 ? i : i - 2, m.x + i * stride, m.u + i * N,
-                                   live ? length[i] / unit : 0.f, l);
+            write_direction(i < 2 ? m.code : m.code + coarse.stride, i < 2 ? coarse : fine,
+                            i < 2 ? i : i - 2, m.x + i * stride, m.u + i * N,
+                            live ? length[i] / unit : 0.f, l);
         }
         __syncwarp();
-        if (task == base + threadIdx.x % 32 / LANES) {
-            uint8_t *to = a.super ? a.pool.super + (plane * (a.pool.pages / 4) + id) * coarse.stride
-                                  : a.pool.coarse + (plane * a.pool.pages + id) * coarse.stride;
-            for (uint32_t i = l * 16; i < coarse.stride; i += LANES * 16)
-                *(uint4 *)(to + i) = *(uint4 *)(m.code + i);
-            to = a.pool.fine + (plane * a.pool.pages + id) * fine.stride;
-            for (uint32_t i = l * 16; !a.super && i < fine.stride; i += LANES * 16)
-                *(uint4 *)(to + i) = *(uint4 *)(m.code + coarse.stride + i);
-        }
+        uint8_t *to = a.super ? a.pool.super + (plane * (a.pool.pages / 4) + id) * coarse.stride
+                              : a.pool.coarse + (plane * a.pool.pages + id) * coarse.stride;
+        for (uint32_t i = l * 16; i < coarse.stride; i += 32 * 16)
+            *(uint4 *)(to + i) = *(uint4 *)(m.code + i);
+        to = a.pool.fine + (plane * a.pool.pages + id) * fine.stride;
+        for (uint32_t i = l * 16; !a.super && i < fine.stride; i += 32 * 16)
+            *(uint4 *)(to + i) = *(uint4 *)(m.code + coarse.stride + i);
         __syncwarp();
     }
 }
@@ -934,8 +921,8 @@ __global__ void __launch_bounds__(SUPER_THREADS)
                 sign[i] = copysignf(1.f, __shfl_sync(LK_FULL_WARP, top, 0));
             }
             for (int i = 0; i <= LK_COARSE_RANK; i++)
-                rotate<32>(m->v[i], d, tid);
-            write_centroid<32>((uint8_t *)m->code, record, m->v[2], tid);
+                rotate(m->v[i], d, tid);
+            write_centroid((uint8_t *)m->code, record, m->v[2], tid);
             bool dead = length[0] / unit <= 1e-6f * largest * sqrtf((float)d * n);
             for (int i = 0; i < 2; i++) {
                 bool live = !dead && length[i] > 1e-3f * length[0];
@@ -945,8 +932,8 @@ __global__ void __launch_bounds__(SUPER_THREADS)
                 for (uint32_t t = tid; t < n; t += 32)
                     m->u[i][t] *= whole;
                 __syncwarp();
-                write_direction<32>((uint8_t *)m->code, record, i, m->v[i], m->u[i],
-                                    live ? length[i] / unit : 0.f, tid);
+                write_direction((uint8_t *)m->code, record, i, m->v[i], m->u[i],
+                                live ? length[i] / unit : 0.f, tid);
             }
         }
         __syncthreads();
@@ -961,21 +948,20 @@ __global__ void __launch_bounds__(SUPER_THREADS)
 /* ---- launchers ---- */
 
 template <int N, int RANK> static int launch_rank(const struct build_args &a, void *stream) {
-    constexpr uint32_t PAGES = N < 32 ? 32 / N : 1, MOST = N < 32 ? 12 : 8;
+    constexpr uint32_t MOST = 8;
     const struct lk_geometry *g = &a.pool.geometry;
     uint32_t rank = a.super ? LK_COARSE_RANK : g->rank;
     uint32_t record =
         a.super ? lk_record_super(g).stride : lk_record_coarse(g).stride + lk_record_fine(g).stride;
-    uint32_t bytes = page_bytes(N, g->head_dim, rank, record),
-             warps = SHARED_MOST / (PAGES * bytes);
+    uint32_t bytes = page_bytes(N, g->head_dim, rank, record), warps = SHARED_MOST / bytes;
     uint64_t tasks = (uint64_t)a.most * g->kv_heads, blocks;
 
     warps = warps > MOST ? MOST : warps;
-    blocks = (tasks + PAGES * warps - 1) / (PAGES * warps);
+    blocks = (tasks + warps - 1) / warps;
     cudaFuncSetAttribute(build_kernel<N, RANK>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          SHARED_MOST);
     return launch(build_kernel<N, RANK>, dim3(blocks < 2048 ? blocks : 2048), 32 * warps,
-                  warps * PAGES * bytes, stream, a, bytes);
+                  warps * bytes, stream, a, bytes);
 }
 
 template <int N> static int launch_build(const struct build_args &a, void *stream) {
