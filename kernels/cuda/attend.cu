@@ -261,13 +261,6 @@ template <int D> __device__ __forceinline__ struct piece make_piece(uint32_t ind
     return e;
 }
 
-__device__ __forceinline__ void add_out(float4 *sum, const float4 &x, float f) {
-    sum->x = fmaf(x.x, f, sum->x);
-    sum->y = fmaf(x.y, f, sum->y);
-    sum->z = fmaf(x.z, f, sum->z);
-    sum->w = fmaf(x.w, f, sum->w);
-}
-
 /* Where warps leave their out: [warp][band of the warp][D / 16][32]. */
 template <int BANDS, int D, int DEPTH>
 __device__ __forceinline__ float4 *warp_outs(struct shared<D, DEPTH> *s) {
@@ -304,7 +297,7 @@ __device__ __forceinline__ float4 add_warps(struct shared<D, DEPTH> *s, const st
 #pragma unroll
     for (int i = 0; i < WARPS; i++)
         if (first + i * step < WARPS)
-            add_out(&sum, outs[((first + i * step) * BANDS + e.band % BANDS) * (2 * D)], 1.f);
+            add_scaled(&sum, outs[((first + i * step) * BANDS + e.band % BANDS) * (2 * D)], 1.f);
     return sum;
 }
 
@@ -400,7 +393,7 @@ __device__ __forceinline__ void merge_slices(const struct attend_args &a,
 #pragma unroll
             for (int i = 0; i < BATCH; i++)
                 if (base + i < slices)
-                    add_out(&sum, o[i], factors[e.query * slices + base + i]);
+                    add_scaled(&sum, o[i], factors[e.query * slices + base + i]);
         }
         store_out(a, s, e, sum);
     }

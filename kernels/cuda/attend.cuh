@@ -170,6 +170,13 @@ __device__ __forceinline__ float shrink(float from, float to) { /* 2^(from - to)
     return from == -INFINITY ? 0.f : exp2_fast(from - to);
 }
 
+__device__ __forceinline__ void add_scaled(float4 *sum, const float4 &x, float f) {
+    sum->x = fmaf(x.x, f, sum->x);
+    sum->y = fmaf(x.y, f, sum->y);
+    sum->z = fmaf(x.z, f, sum->z);
+    sum->w = fmaf(x.w, f, sum->w);
+}
+
 /* What select says of the head, to shared memory: by a warp, long before it is needed. */
 __device__ __forceinline__ void load_found(const struct job &j, struct lk_cuda_head *ret) {
     if (j.picks)

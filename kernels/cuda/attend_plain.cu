@@ -26,13 +26,6 @@ __device__ __forceinline__ float *warp_out(struct shared *s, uint32_t warp, uint
 
 /* ---- merging: a warp a query, a lane four channels and the same 128 further on ---- */
 
-__device__ __forceinline__ void add_scaled(float4 *sum, const float4 &x, float f) {
-    sum->x = fmaf(x.x, f, sum->x);
-    sum->y = fmaf(x.y, f, sum->y);
-    sum->z = fmaf(x.z, f, sum->z);
-    sum->w = fmaf(x.w, f, sum->w);
-}
-
 __device__ void store_query(const struct attend_args &a, struct shared *s, uint32_t q,
                             const float4 sum[2], const struct lk_cuda_stat &all) {
     const uint32_t lane = threadIdx.x % 32, d = a.pool.geometry.head_dim;
