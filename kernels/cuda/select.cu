@@ -850,7 +850,7 @@ __device__ __forceinline__ void write_picks(const struct select_args &a, const s
 __device__ __forceinline__ void end_picks(const struct span &p, uint32_t kept, uint32_t count) {
 #pragma unroll 1
     for (uint32_t i = count + threadIdx.x; i < p.k + p.sampled; i += THREADS)
-        p.picks[i].page = LK_CUDA_NO_PAGE;
+        *(uint4 *)&p.picks[i] = make_uint4(LK_CUDA_NO_PAGE, 0, 0, 0);
     if (threadIdx.x == 0) {
         p.found->kept = kept;
         p.found->sampled = count - kept;
