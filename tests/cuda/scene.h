@@ -227,8 +227,12 @@ struct scene {
         }
         int error = lk_cuda_fill(r.data(), (uint32_t)r.size(), &host);
         CHECK(error == 0, "fill says %d", error);
-        for (size_t i = 0; i < rows.size(); i++)
+        for (size_t i = 0; i < rows.size(); i++) {
             rows[i].plan = host.row[i];
+            if (host.row[i].scan) /* picks of an earlier step: the first page, again and again */
+                CUDA(cudaMemset(r[i].workspace + host.row[i].picks, 0,
+                                g.kv_heads * (size_t)r[i].budget_pages * sizeof(lk_cuda_pick)));
+        }
         CUDA(cudaMemcpy(d_batch.p, &host, sizeof host, cudaMemcpyHostToDevice));
         return scans;
     }
