@@ -535,15 +535,18 @@ __device__ __forceinline__ void run_alone(const struct attend_args &a, struct sh
 }
 
 /* Slices of a job of several bands. Each warp fills a slot, of one half in turn or of each, and all
- * read what the others filled. */
+ * read what the others filled. Of those that hold the same queries a warp takes every parts-th tile
+ * of the slice, and the same ones together whatever DEPTH is. */
 template <bool BF16, int D, int DEPTH>
 __device__ __forceinline__ void run_together(const struct attend_args &a,
                                              struct shared<D, DEPTH> *s, uint32_t slice,
                                              uint32_t last) {
     constexpr uint32_t HALF = DEPTH * WARPS / 2;
-    constexpr int TILES = D > 128 ? 1 : 2; /* at a time: what registers hold */
+    constexpr int TILES = D > 128 ? 1 : 2;                  /* at a time: what registers hold */
+    constexpr uint32_t LEAST = D == 128 ? WARPS / 2 : HALF; /* HALF of the least DEPTH of a D */
     const uint32_t lane = threadIdx.x % 32, warp = warp_index(), mine = warp % HALF;
     const uint32_t depth = query_warps(s->job), parts = WARPS / depth, own = warp / depth;
+    const uint32_t together = TILES * parts <= LEAST ? TILES : 1;
     const uint32_t query = warp % depth * 2 * QUERIES;
     struct state<D, 2> w;
 
@@ -570,8 +573,9 @@ __device__ __forceinline__ void run_together(const struct attend_args &a,
             __syncthreads(); /* this half is full, the other one is read */
             fill(half + 1);
 #pragma unroll 1
-            for (uint32_t i = own; query < s->job.queries && i < HALF; i += TILES * parts)
-                if (i + parts < HALF)
+            for (uint32_t i = (own - half * HALF) % parts; query < s->job.queries && i < HALF;
+                 i += together * parts)
+                if (together == TILES)
                     add_tiles<BF16, TILES>(s, half % 2 * HALF + i, parts, &w);
                 else
                     add_tiles<BF16, 1>(s, half % 2 * HALF + i, parts, &w);

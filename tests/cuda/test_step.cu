@@ -129,6 +129,32 @@ static void many_queries(void) {
     s.p.close();
 }
 
+/* Exact rows of several bands: a step that serves scored rows too has the same bits. */
+static void beside_scored(void) {
+    for (uint32_t group : {4, 12, 24}) {
+        lk_geometry g = {1, 1, group, 128, 16, 8, LK_BF16};
+        struct scene s;
+        std::vector<request> rows;
+
+        s.open(g, 80, processors);
+        sequence *q = s.add(0, 16 * 60 + 9, 2);
+        s.ready();
+        for (uint32_t tokens : {1, 3, 5, 20})
+            rows.push_back(s.ask(q, tokens));
+        rows[0].exact = 1;
+        s.run(rows);
+        std::vector<request> alone = rows;
+        s.stage(alone);
+        lk_cuda_step step = s.step((uint32_t)rows.size(), 0);
+        CUDA(lk_cuda_run(&step, NULL));
+        s.collect(alone);
+        for (size_t i = 0; i < rows.size(); i++)
+            CHECK(rows[i].out == alone[i].out && rows[i].lse == alone[i].lse,
+                  "G %u, %u tokens: other bits beside scored rows", group, rows[i].tokens);
+        s.p.close();
+    }
+}
+
 /* The appended token lies in its page, and nothing else of the pool has changed. */
 static void append(void) {
     lk_geometry g = {2, 3, 2, 64, 16, 4, LK_FP16};
@@ -214,6 +240,7 @@ int main(int argc, char **argv) {
 
     processors = device_or_skip();
     append();
+    beside_scored();
     if (!strcmp(how, "--small")) {
         small();
     } else {
