@@ -62,7 +62,7 @@ static void cuda_arena_close(struct lk_engine *base, struct lk_engine_arena *are
     struct cuda_engine *engine = lk_cuda_engine_of(base);
     struct lk_cuda_memory memory = {arena->at, arena->bytes, arena->handle, arena->fd};
 
-    if (lk_cuda_choose(engine) || lk_cuda_sentry_settle(&engine->sentry))
+    if (lk_cuda_choose(engine) || lk_cuda_sentry_settle(&engine->sentry, engine->stream))
         cudaGetLastError(); /* a broken engine says so itself */
     lk_cuda_memory_close(&memory);
     *arena = (struct lk_engine_arena){.fd = -1};

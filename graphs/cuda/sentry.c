@@ -33,17 +33,25 @@ void lk_cuda_sentry_close(struct lk_cuda_sentry *sentry) {
     lk_cuda_host_free(sentry->watch);
 }
 
-int lk_cuda_sentry_settle(const struct lk_cuda_sentry *sentry) {
+/* Waits for what is on a stream by now. */
+static cudaError_t wait_for(cudaStream_t stream) {
     cudaEvent_t event;
-    cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    cudaError_t error =
+        cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync);
 
     if (error)
-        return (int)error;
-    error = cudaEventRecord(event, sentry->stream);
+        return error;
+    error = cudaEventRecord(event, stream);
     if (!error)
         error = cudaEventSynchronize(event);
     cudaEventDestroy(event);
-    return (int)error;
+    return error;
+}
+
+int lk_cuda_sentry_settle(const struct lk_cuda_sentry *sentry, cudaStream_t raiser) {
+    cudaError_t error = wait_for(sentry->stream);
+
+    return (int)(error ? error : wait_for(raiser));
 }
 
 bool lk_cuda_sentry_hot(const struct lk_cuda_sentry *sentry) {

@@ -45,8 +45,10 @@ struct lk_cuda_sentry {
 /* -> 0 or -errno with a sentence in why. close() undoes what there is. */
 int lk_cuda_sentry_open(struct lk_cuda_sentry *sentry, bool mps, char *why, size_t why_bytes);
 void lk_cuda_sentry_close(struct lk_cuda_sentry *sentry);
-/* Waits until watches launched so far have ended. -> 0 or a cudaError_t. */
-int lk_cuda_sentry_settle(const struct lk_cuda_sentry *sentry);
+/* Waits until watches launched so far have ended, and what was launched on the engine's stream,
+ * which raises words as well: giving memory back does not wait for kernels. -> 0 or a cudaError_t.
+ */
+int lk_cuda_sentry_settle(const struct lk_cuda_sentry *sentry, cudaStream_t raiser);
 /* A word is about to be reached, more likely than not: rather spin. */
 bool lk_cuda_sentry_hot(const struct lk_cuda_sentry *sentry);
 
