@@ -78,7 +78,7 @@ __device__ __forceinline__ struct job find_job(const struct attend_args &a, stru
     j.table = r->table;
     j.partial_bytes = (uint64_t)most * (g->head_dim * 4 + sizeof(struct lk_cuda_stat));
     j.partials = r->workspace + r->partials + (uint64_t)number * r->slices * j.partial_bytes;
-    j.word = a.sync + LK_CUDA_ROWS_MAX * g->kv_heads + r->group_first + number;
+    j.word = a.sync + r->group_first + number;
     j.result = r->result && group == 0 ? r->result + head : NULL;
     j.list = r->list && group == 0 && !r->scan ? r->list + (uint64_t)head * r->list_pages : NULL;
     j.first = first + number * r->slices;
