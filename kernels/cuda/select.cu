@@ -781,10 +781,13 @@ __device__ __forceinline__ void find_hit(const struct span &p, const struct shar
     }
 }
 
-__device__ __forceinline__ void clear_hits(const struct span &p) {
+/* In a workspace, where each block of the team clears all: what others write comes later. */
+__device__ __forceinline__ void clear_hits(const struct span &p, const struct shared *s) {
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < p.sampled; i += THREADS)
         p.hits[i].page = NO_PAGE;
+    if (p.hits != s->hits)
+        __threadfence();
 }
 
 /* The strata whose points lie in the span, by warps: p.hits, p.taken. */
@@ -959,7 +962,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     team_arrive();
     fetch_table(p);
     if (p.mass_target <= 0)
-        clear_hits(p);
+        clear_hits(p, s);
     wait_for_previous();
     note_time(a.clock, PRUNE ? LK_CUDA_AT_PRUNE : LK_CUDA_AT_SELECT);
     make_words<PRUNE>(p, s);
@@ -967,7 +970,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     struct cut cut = cut_pages(p, s, p.k - p.sink - p.tail, true);
     if (!PRUNE && p.mass_target > 0) {
         cut = apply_target(p, s, cut);
-        clear_hits(p);
+        clear_hits(p, s);
     }
     mark_kept(p, cut);
     if (PRUNE || p.sampled)

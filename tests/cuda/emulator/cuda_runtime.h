@@ -151,6 +151,8 @@ static inline uint32_t atomicOr(uint32_t *at, uint32_t x) {
     *at |= x;
     return before;
 }
+static inline void __threadfence(void) {
+}
 static inline void __threadfence_system(void) {
 }
 /* Addresses in shared memory are offsets in a block's; whose, is in the upper bits. */
