@@ -15,6 +15,7 @@
 _Static_assert(sizeof(struct lk_signal) == sizeof(struct lk_cuda_signal) &&
                    LK_BATCH_SIGNALS_MAX <= LK_CUDA_SIGNALS_MAX,
                "a batch's signals are the mark's");
+_Static_assert(sizeof(struct lk_cuda_batch) % 16 == 0, "the feed brings whole vectors of it");
 
 static const uint32_t scans_of[LK_LANE_VARIANTS] = {
     0,

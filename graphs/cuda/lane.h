@@ -10,7 +10,7 @@
  * Kernels read the descriptor block before they wait for their predecessor: the feed lets the scan
  * start when that block is there (feed.h), and so all that follow.
  *
- * Thread: whoever owns the engine. Does not launch (engine.c) nor own the pool.
+ * Thread: whoever owns the engine. Does not launch (cuda_engine.c) nor own the pool.
  */
 #ifndef LK_CUDA_LANE_H
 #define LK_CUDA_LANE_H

@@ -140,9 +140,8 @@ struct lk_cuda_copy_item {
 int lk_cuda_copy(const struct lk_pool_view *pool, const struct lk_cuda_copy_item *items,
                  uint32_t count, void *stream);
 
-/* Summarise pages[i] (or, superpages: quads[i]) of a layer, i < count, for all KV heads. The list
- * is
- * in device memory; `count` is a word in device memory, or NULL: all `most` of them. */
+/* Summarise the pages (or, superpages: quads) of a list, for all KV heads. The list is in memory the
+ * device can read; `count` is a word of such memory, or NULL: all `most` of them. */
 struct lk_cuda_build {
     struct lk_pool_view pool;
     const uint64_t *list; /* packed: layer << 48 | page or quad */

@@ -50,6 +50,12 @@ __device__ __forceinline__ void copy_or_clear(void *to, const void *from, bool t
                  "l"(from), "r"(there ? 16 : 0)
                  : "memory");
 }
+__device__ __forceinline__ void copy_word(uint32_t *to, const uint32_t *from) {
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
+}
 __device__ __forceinline__ void copy_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -120,12 +126,6 @@ __device__ __forceinline__ void load_transposed(uint32_t x[4], const void *row) 
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "r"((uint32_t)__cvta_generic_to_shared(row))
                  : "memory");
-}
-__device__ __forceinline__ void copy_word(uint32_t *to, const uint32_t *from) {
-    asm volatile(
-        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-        "l"(from)
-        : "memory");
 }
 
 /* ---- hints ---- */

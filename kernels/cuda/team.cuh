@@ -9,7 +9,7 @@
  *
  * Invariants: all threads of all blocks of a team call the barriers, and no block leaves while
  * another may still reach its memory. A barrier orders all memory accesses of the team, global ones
- * too.
+ * too, but not where blocks arrive unordered.
  */
 #ifndef LK_CUDA_TEAM_CUH
 #define LK_CUDA_TEAM_CUH
@@ -31,7 +31,8 @@ __device__ __forceinline__ void team_arrive() {
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
-/* The same of a block that only says that it reaches into no other's memory any more. */
+/* The same of a block that only says that it reads no other's memory any more and writes there only
+ * by team_send(), which the other waits for. */
 __device__ __forceinline__ void team_arrive_unordered() {
 #if __CUDA_ARCH__ >= 900
     if (team_size() > 1)
