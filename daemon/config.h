@@ -43,7 +43,7 @@ struct lk_config {
     uint32_t resolved;         /* no key: the device once the start has decided; auto before */
     uint32_t threads;          /* CPU workers; 0: one a core the process may use */
     uint32_t spin_us;          /* intake and workers spin so long before they sleep */
-    uint64_t workspace_bytes;  /* of each batch in flight; 0: two of the largest rows */
+    uint64_t workspace_bytes;  /* of each batch ahead; 0: two of the largest rows */
     uint32_t batch_rows;       /* at most, 1..256 */
     int32_t numa_node;         /* -1: no binding */
     uint32_t cpu_path;         /* auto, portable, avx2, avx512 */

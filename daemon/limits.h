@@ -75,7 +75,7 @@ _Static_assert(LK_ROW_TOKENS_MAX <= LK_BATCH_TOKENS_MAX && LK_BATCH_TOKENS <= LK
                "rows of several tokens are as many as the engine expects");
 _Static_assert(LK_LIST_MAX <= LK_BATCH_SLOTS, "a list of page ids fits where slots do");
 
-/* Workspace of each batch in flight: as configured, or twice what the largest row takes that the
+/* Workspace of each batch ahead: as configured, or twice what the largest row takes that the
  * configuration allows. */
 uint64_t lk_workspace_bytes(const struct lk_config *config);
 /* Tokens that a sequence of the pool may have. */

@@ -57,13 +57,12 @@ enum lk_device lk_engine_choose(enum lk_device wanted, uint32_t gpu,
 
 struct lk_engine_options {
     enum lk_device device;
-    uint32_t gpu;     /* CUDA: its number */
-    uint32_t threads; /* CPU workers, at least 1 */
-    const int *cpus;  /* [threads] to pin worker i to, or NULL */
-    uint32_t spin_us; /* workers spin so long for the next task before they sleep */
-    uint64_t
-        workspace_bytes; /* of each batch in flight; rows are admitted to a batch while they fit */
-    uint32_t cpu_path;   /* enum lk_cpu_path; 0: best */
+    uint32_t gpu;             /* CUDA: its number */
+    uint32_t threads;         /* CPU workers, at least 1 */
+    const int *cpus;          /* [threads] to pin worker i to, or NULL */
+    uint32_t spin_us;         /* workers spin so long for the next task before they sleep */
+    uint64_t workspace_bytes; /* of each of LK_BATCHES_AHEAD; a batch takes rows while they fit */
+    uint32_t cpu_path;        /* enum lk_cpu_path; 0: best */
 };
 
 /* -> 0 or -errno with a sentence in why. Takes all memory it will ever use but pools'. */
