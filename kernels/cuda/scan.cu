@@ -369,6 +369,8 @@ __global__ void __launch_bounds__(32 * BLOCK_WARPS(R), 1)
                                       bars + warp * 2 * STAGES * 8, notes + warp * NOTES, queries);
 }
 
+/* ---- any head dimension: a warp a page, from the record's bytes ---- */
+
 /* find_task() of the second pass, where a task is a tile of a list; one past its end sums to
  * nothing. */
 __device__ void find_listed(const struct scan_args &a, uint32_t last, struct cursor *c) {
@@ -389,16 +391,128 @@ __device__ void find_listed(const struct scan_args &a, uint32_t last, struct cur
     }
 }
 
-/* Any head dimension: a warp a page, from the record's bytes; queries rotated in shared memory. */
+/* Up to eight queries of the cursor's set, rotated, to q [8][d] in shared memory. */
+__device__ void rotate_queries(const struct scan_args &a, const struct cursor &c, uint32_t queries,
+                               float *q) {
+    const struct lk_geometry *g = &a.pool.geometry;
+    const uint32_t lane = threadIdx.x % 32, d = g->head_dim, block = d & -d;
+    const uint16_t *from =
+        (const uint16_t *)c.r->q + ((uint64_t)c.head * g->group + c.pass * 8) * d;
+
+    __syncwarp();
+    for (uint32_t i = lane; i < 8 * d; i += 32)
+        q[i] = i < queries * d ? element(from[i], g->dtype == LK_BF16) * rsqrtf((float)block) : 0.f;
+    __syncwarp();
+    for (uint32_t o = 1; o < block; o <<= 1) {
+        for (uint32_t i = lane; i < 4 * d; i += 32) {
+            uint32_t x = i / o * 2 * o + i % o;
+            float u = q[x], v = q[x + o];
+            q[x] = u + v;
+            q[x + o] = u - v;
+        }
+        __syncwarp();
+    }
+}
+
+/* The queries on a record's directions, and on its centroid behind them: [rank + 1][8]. */
+__device__ void project_queries(const struct records &rec, const uint8_t *coarse,
+                                const uint8_t *fine, uint32_t d, uint32_t rank, float unit_scale,
+                                const float *q, float *projection) {
+    const uint32_t lane = threadIdx.x % 32;
+
+    for (uint32_t dir = 0; dir <= rank; dir++) {
+        float dot[8] = {0, 0, 0, 0, 0, 0, 0, 0}, scale;
+        const uint8_t *at = dir < 2 ? coarse + dir * d / 2 : fine + (dir - 2) * d / 2;
+        if (dir == rank)
+            scale = bf16_float(*(const uint16_t *)(coarse + rec.coarse_scales));
+        else
+            scale =
+                bf16_float(*(const uint16_t *)(dir < 2 ? coarse + rec.coarse_scales + 2 + 2 * dir
+                                                       : fine + rec.fine_scales + 2 * (dir - 2)));
+        for (uint32_t ch = lane; ch < d; ch += 32) {
+            uint32_t place = lk_basis_place(d, ch);
+            float v = dir == rank ? (float)(int8_t)coarse[rec.centroid + lk_centroid_place(d, ch)]
+                                  : (float)(at[place / 2] >> (place % 2 * 4) & 15) - 8.f;
+            for (int x = 0; x < 8; x++)
+                dot[x] = fmaf(v, q[x * d + ch], dot[x]);
+        }
+        for (int x = 0; x < 8; x++) {
+            float s = warp_sum(dot[x]) * (scale * unit_scale);
+            if (lane == x)
+                projection[dir * 8 + x] = s;
+        }
+    }
+    __syncwarp();
+}
+
+/* Score of query lane % 8. */
+__device__ float score_projected(const struct records &rec, const uint8_t *coarse,
+                                 const uint8_t *fine, uint32_t rank, const float *projection) {
+    const uint32_t lane = threadIdx.x % 32, x = lane % 8;
+    float2 own = make_float2(-INFINITY, 0.f);
+
+    for (uint32_t t = lane / 8; t < rec.tokens; t += 4) {
+        float z = projection[rank * 8 + x];
+        for (uint32_t dir = 0; dir < rank; dir++) {
+            const uint8_t *at =
+                dir < 2 ? coarse + rec.coarse_coeffs + lk_coeff_place(rec.tokens, dir, t)
+                        : fine + rec.fine_coeffs + lk_coeff_place(rec.tokens, dir - 2, t);
+            z = fmaf((float)*at - 128.f, projection[dir * 8 + x], z);
+        }
+        own = merge_parts(own, make_float2(z, 1.f));
+    }
+    for (int o = 8; o < 32; o <<= 1)
+        own = merge_parts(own, make_float2(__shfl_xor_sync(LK_FULL_WARP, own.x, o),
+                                           __shfl_xor_sync(LK_FULL_WARP, own.y, o)));
+    return own.x + log2_fast(own.y);
+}
+
+/* The cursor's task. listed: of the second pass. q: [8][d] in shared memory, then projections. */
+__device__ void score_plainly(const struct scan_args &a, struct cursor c, uint32_t rank,
+                              bool listed, float *q) {
+    const struct lk_geometry *g = &a.pool.geometry;
+    const uint32_t lane = threadIdx.x % 32, d = g->head_dim, stride = group_stride(g->group);
+    const uint32_t queries = min(8u, g->group - c.pass * 8);
+    const struct records rec = records_of(a, c.super, rank);
+    const uint64_t plane = (uint64_t)c.r->layer * g->kv_heads + c.head;
+    const struct place place = place_of(a, c.r, c.head);
+    float2 part = make_float2(-INFINITY, 0.f); /* of query lane % 8 */
+
+    rotate_queries(a, c, queries, q);
+    for (uint32_t n = 0;; n++) {
+        const uint32_t i = n % TILE;
+        c.tile += n && i == 0 ? c.step : 0;
+        if (c.tile >= c.end || c.tile * TILE + i >= c.units)
+            break;
+        const uint32_t at = c.tile * TILE + i;
+        const uint32_t unit = listed ? __ldcg(&row_rescan(c.r, c.head)[at]) : at;
+        const uint32_t id = !c.super                ? physical_page(c.r, unit)
+                            : c.r->table_shift == 2 ? c.r->table[unit]
+                                                    : c.r->table[4 * unit] / LK_QUAD_PAGES;
+        const uint8_t *coarse =
+            c.super ? a.pool.super + (plane * (a.pool.pages / 4) + id) * rec.coarse_stride
+                    : a.pool.coarse + (plane * a.pool.pages + id) * rec.coarse_stride;
+        const uint8_t *fine = a.pool.fine + (plane * a.pool.pages + id) * rec.fine_stride;
+
+        project_queries(rec, coarse, fine, d, rank, c.r->sm_scale * LK_LOG2E, q, q + 8 * d);
+        const float score = score_projected(rec, coarse, fine, rank, q + 8 * d);
+        for (uint32_t x = 0; lane < queries && x < (c.super ? 4 : 1); x++)
+            place.scores[(uint64_t)(c.super ? 4 * unit + x : unit) * stride + c.pass * 8 + lane] =
+                score_bits(place, c.pass * 8 + lane, score);
+        part = merge_parts(part, make_float2(score, 1.f));
+        __syncwarp();
+    }
+    if (lane < 8 && c.pass * 8 + lane < stride)
+        row_parts(c.r, c.head, stride)[c.slot * stride + c.pass * 8 + lane] = part;
+}
+
+/* Of either pass; and the rest. */
 __global__ void __launch_bounds__(256)
     scan_plain(const __grid_constant__ struct scan_args a, uint32_t rank, uint32_t warp_bytes) {
     SHARED_BYTES(shared, 128);
-    const struct lk_geometry *g = &a.pool.geometry;
-    const uint32_t lane = threadIdx.x % 32, d = g->head_dim, block = d & -d;
     const uint32_t warps = gridDim.x * (blockDim.x / 32);
     const uint32_t warp = warp_index() * gridDim.x + blockIdx.x;
-    const uint32_t stride = group_stride(g->group);
-    float *q = (float *)(shared + threadIdx.x / 32 * warp_bytes), *projection = q + 8 * d;
+    float *q = (float *)(shared + threadIdx.x / 32 * warp_bytes);
     struct cursor c = {};
 
     let_next_start();
@@ -407,96 +521,8 @@ __global__ void __launch_bounds__(256)
     const uint32_t last = a.batch->tasks[a.stage];
     const bool listed = a.stage == LK_CUDA_RESCAN;
     auto find = [&] { listed ? find_listed(a, last, &c) : find_task(a, last, &c); };
-    for (c.task = warp, find(); c.task < last; c.task += warps, find()) {
-        const struct records rec = records_of(a, c.super, rank);
-        const uint64_t plane = (uint64_t)c.r->layer * g->kv_heads + c.head;
-        const uint32_t queries = min(8u, g->group - c.pass * 8);
-        const struct place place = place_of(a, c.r, c.head);
-        float2 part = make_float2(-INFINITY, 0.f); /* of query lane % 8, tokens of its lanes */
-
-        __syncwarp();
-        for (uint32_t i = lane; i < 8 * d; i += 32)
-            q[i] = i < queries * d
-                       ? element(((const uint16_t *)
-                                      c.r->q)[((uint64_t)c.head * g->group + c.pass * 8) * d + i],
-                                 g->dtype == LK_BF16) *
-                             rsqrtf((float)block)
-                       : 0.f;
-        __syncwarp();
-        for (uint32_t o = 1; o < block; o <<= 1) {
-            for (uint32_t i = lane; i < 4 * d; i += 32) {
-                uint32_t x = i / o * 2 * o + i % o;
-                float u = q[x], v = q[x + o];
-                q[x] = u + v;
-                q[x + o] = u - v;
-            }
-            __syncwarp();
-        }
-        for (uint32_t n = 0;; n++) {
-            const uint32_t i = n % TILE;
-            c.tile += n && i == 0 ? c.step : 0;
-            if (c.tile >= c.end || c.tile * TILE + i >= c.units)
-                break;
-            const uint32_t at = c.tile * TILE + i;
-            const uint32_t unit = listed ? __ldcg(&row_rescan(c.r, c.head)[at]) : at;
-            const uint32_t id = !c.super                ? physical_page(c.r, unit)
-                                : c.r->table_shift == 2 ? c.r->table[unit]
-                                                        : c.r->table[4 * unit] / LK_QUAD_PAGES;
-            const uint8_t *coarse =
-                c.super ? a.pool.super + (plane * (a.pool.pages / 4) + id) * rec.coarse_stride
-                        : a.pool.coarse + (plane * a.pool.pages + id) * rec.coarse_stride;
-            const uint8_t *fine = a.pool.fine + (plane * a.pool.pages + id) * rec.fine_stride;
-            const float unit_scale = c.r->sm_scale * LK_LOG2E;
-
-            for (uint32_t dir = 0; dir <= rank; dir++) { /* the last: the centroid */
-                float dot[8] = {0, 0, 0, 0, 0, 0, 0, 0}, scale;
-                const uint8_t *at = dir < 2 ? coarse + dir * d / 2 : fine + (dir - 2) * d / 2;
-                if (dir == rank)
-                    scale = bf16_float(*(const uint16_t *)(coarse + rec.coarse_scales));
-                else
-                    scale = bf16_float(
-                        *(const uint16_t *)(dir < 2 ? coarse + rec.coarse_scales + 2 + 2 * dir
-                                                    : fine + rec.fine_scales + 2 * (dir - 2)));
-                for (uint32_t ch = lane; ch < d; ch += 32) {
-                    uint32_t place = lk_basis_place(d, ch);
-                    float v = dir == rank
-                                  ? (float)(int8_t)coarse[rec.centroid + lk_centroid_place(d, ch)]
-                                  : (float)(at[place / 2] >> (place % 2 * 4) & 15) - 8.f;
-                    for (int x = 0; x < 8; x++)
-                        dot[x] = fmaf(v, q[x * d + ch], dot[x]);
-                }
-                for (int x = 0; x < 8; x++) {
-                    float s = warp_sum(dot[x]) * (scale * unit_scale);
-                    if (lane == x)
-                        projection[dir * 8 + x] = s;
-                }
-            }
-            __syncwarp();
-            const uint32_t x = lane % 8;
-            float2 own = make_float2(-INFINITY, 0.f);
-            for (uint32_t t = lane / 8; t < rec.tokens; t += 4) {
-                float z = projection[rank * 8 + x];
-                for (uint32_t dir = 0; dir < rank; dir++) {
-                    const uint8_t *at =
-                        dir < 2 ? coarse + rec.coarse_coeffs + lk_coeff_place(rec.tokens, dir, t)
-                                : fine + rec.fine_coeffs + lk_coeff_place(rec.tokens, dir - 2, t);
-                    z = fmaf((float)*at - 128.f, projection[dir * 8 + x], z);
-                }
-                own = merge_parts(own, make_float2(z, 1.f));
-            }
-            for (int o = 8; o < 32; o <<= 1)
-                own = merge_parts(own, make_float2(__shfl_xor_sync(LK_FULL_WARP, own.x, o),
-                                                   __shfl_xor_sync(LK_FULL_WARP, own.y, o)));
-            float score = own.x + log2_fast(own.y);
-            for (uint32_t x = 0; lane < queries && x < (c.super ? 4 : 1); x++)
-                place.scores[(uint64_t)(c.super ? 4 * unit + x : unit) * stride + c.pass * 8 +
-                             lane] = score_bits(place, c.pass * 8 + lane, score);
-            part = merge_parts(part, make_float2(score, 1.f));
-            __syncwarp();
-        }
-        if (lane < 8 && c.pass * 8 + lane < stride)
-            row_parts(c.r, c.head, stride)[c.slot * stride + c.pass * 8 + lane] = part;
-    }
+    for (c.task = warp, find(); c.task < last; c.task += warps, find())
+        score_plainly(a, c, rank, listed, q);
     if (a.heads) /* from the far end: the last warps have the fewest chunks */
         run_heads(a, warps - 1 - warp, warps);
     if (listed)
