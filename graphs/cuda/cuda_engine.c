@@ -135,8 +135,8 @@ static int run_builds(struct cuda_engine *engine, cudaStream_t stream, uint64_t 
     for (uint32_t p = 0; p < engine->pools && count; p++)
         for (int supers = 0; supers < 2; supers++) {
             struct lk_cuda_build job = {.pool = engine->pool[p].view, .list = *list};
-            job.most = list_builds(builds, count, &job.pool, supers, *list);
-            *list += job.most;
+            job.count = list_builds(builds, count, &job.pool, supers, *list);
+            *list += job.count;
             int error =
                 supers ? lk_cuda_build_supers(&job, stream) : lk_cuda_build_pages(&job, stream);
             if (error)

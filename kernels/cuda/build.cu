@@ -38,8 +38,7 @@
 struct build_args {
     struct lk_pool_view pool;
     const uint64_t *list;
-    const uint32_t *count;
-    uint32_t most, super;
+    uint32_t count, super;
 };
 
 /* Rotation for one-sided Jacobi: columns a and b with squared norms and product -> c, s. */
@@ -598,7 +597,7 @@ __global__ void __launch_bounds__(256, 1)
                    rank = a.super ? LK_COARSE_RANK : g->rank;
     const uint32_t warps = gridDim.x * (blockDim.x / 32), local = threadIdx.x / 32;
     const uint32_t warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    const uint64_t items = a.count ? min(*a.count, a.most) : a.most, tasks = items * g->kv_heads;
+    const uint64_t tasks = (uint64_t)a.count * g->kv_heads;
     const struct lk_record coarse = a.super ? lk_record_super(g) : lk_record_coarse(g);
     const struct lk_record fine = lk_record_fine(g);
     struct page_memory m;
@@ -769,10 +768,9 @@ __global__ void __launch_bounds__(SUPER_THREADS)
     const uint32_t d = g->head_dim, n = 4 * g->page_tokens, stride = d + 2, tid = threadIdx.x;
     const bool bf16 = g->dtype == LK_BF16;
     const struct lk_record record = lk_record_super(g);
-    const uint64_t items = a.count ? min(*a.count, a.most) : a.most;
 
     wait_for_previous();
-    for (uint64_t task = blockIdx.x; task < items * g->kv_heads; task += gridDim.x) {
+    for (uint64_t task = blockIdx.x; task < (uint64_t)a.count * g->kv_heads; task += gridDim.x) {
         const uint64_t item = a.list[task / g->kv_heads], id = item & 0xffffffffffffull;
         const uint32_t layer = (uint32_t)(item >> 48), head = (uint32_t)(task % g->kv_heads);
         float largest = 0, spread = 0, unit = 1.f;
@@ -954,7 +952,7 @@ template <int N, int RANK> static int launch_rank(const struct build_args &a, vo
     uint32_t record =
         a.super ? lk_record_super(g).stride : lk_record_coarse(g).stride + lk_record_fine(g).stride;
     uint32_t bytes = page_bytes(N, g->head_dim, rank, record), warps = SHARED_MOST / bytes;
-    uint64_t tasks = (uint64_t)a.most * g->kv_heads, blocks;
+    uint64_t tasks = (uint64_t)a.count * g->kv_heads, blocks;
 
     warps = warps > MOST ? MOST : warps;
     blocks = (tasks + warps - 1) / warps;
@@ -974,11 +972,11 @@ template <int N> static int launch_build(const struct build_args &a, void *strea
 }
 
 static int build(const struct lk_cuda_build *b, uint32_t super, void *stream) {
-    struct build_args a = {b->pool, b->list, b->count, b->most, super};
+    struct build_args a = {b->pool, b->list, b->count, super};
     const struct lk_geometry *g = &b->pool.geometry;
     uint32_t n = (super ? 4 : 1) * g->page_tokens, bytes;
 
-    if (!b->most)
+    if (!b->count)
         return 0;
     switch (n) {
     case 8:
@@ -991,7 +989,7 @@ static int build(const struct lk_cuda_build *b, uint32_t super, void *stream) {
     }
     bytes = sizeof(struct super_memory) + n * (g->head_dim + 2) * 2;
     cudaFuncSetAttribute(build_large, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST);
-    return launch(build_large, dim3(a.most * g->kv_heads < 1056 ? a.most * g->kv_heads : 1056),
+    return launch(build_large, dim3(a.count * g->kv_heads < 1056 ? a.count * g->kv_heads : 1056),
                   SUPER_THREADS, bytes, stream, a);
 }
 

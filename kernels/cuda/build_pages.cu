@@ -40,8 +40,7 @@
 struct batch {
     struct lk_pool_view pool;
     const uint64_t *list;
-    const uint32_t *count;
-    uint32_t most;
+    uint32_t count;
 };
 
 /* What a warp makes of a page: the mean, then the records one after the other. */
@@ -765,7 +764,7 @@ __global__ void __launch_bounds__(32 * WARPS, D <= 128 ? 3 : 2)
     walsh<BF16>(tokens, turn);
     o.fine = o.coarse + o.coarse_record.stride;
     wait_for_previous();
-    const uint64_t items = a.count ? min(*a.count, a.most) : a.most, tasks = items * g->kv_heads,
+    const uint64_t tasks = (uint64_t)a.count * g->kv_heads,
                    each = min((uint64_t)PAGES, (tasks + gridDim.x - 1) / gridDim.x);
     for (uint64_t base = blockIdx.x * each; base < tasks; base += gridDim.x * each) {
         const uint32_t count = (uint32_t)min(each, tasks - base);
@@ -804,7 +803,7 @@ __global__ void __launch_bounds__(32 * WARPS, D <= 128 ? 3 : 2)
 
 template <int D> static int launch_pages(const struct batch &a, void *stream) {
     const struct lk_geometry *g = &a.pool.geometry;
-    const uint64_t tasks = (uint64_t)a.most * g->kv_heads, whole = (tasks + PAGES - 1) / PAGES,
+    const uint64_t tasks = (uint64_t)a.count * g->kv_heads, whole = (tasks + PAGES - 1) / PAGES,
                    least = tasks < BLOCKS ? tasks : BLOCKS;
     const uint32_t bytes = sizeof(struct batch_memory);
     void (*kernel)(struct batch) =
@@ -816,7 +815,7 @@ template <int D> static int launch_pages(const struct batch &a, void *stream) {
 }
 
 int lk_cuda_build_small(const struct lk_cuda_build *b, void *stream) {
-    const struct batch a = {b->pool, b->list, b->count, b->most};
+    const struct batch a = {b->pool, b->list, b->count};
 
     switch (b->pool.geometry.head_dim) {
     case 64:

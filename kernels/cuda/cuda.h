@@ -141,12 +141,11 @@ int lk_cuda_copy(const struct lk_pool_view *pool, const struct lk_cuda_copy_item
                  uint32_t count, void *stream);
 
 /* Summarise the pages (or, superpages: quads) of a list, for all KV heads. The list is in memory the
- * device can read; `count` is a word of such memory, or NULL: all `most` of them. */
+ * device can read. */
 struct lk_cuda_build {
     struct lk_pool_view pool;
     const uint64_t *list; /* packed: layer << 48 | page or quad */
-    const uint32_t *count;
-    uint32_t most;
+    uint32_t count;
 };
 int lk_cuda_build_pages(const struct lk_cuda_build *build, void *stream);
 int lk_cuda_build_supers(const struct lk_cuda_build *build, void *stream);

@@ -116,12 +116,12 @@ struct scene {
         if (pages.empty())
             return;
         d_pages.put(pages.data(), pages.size());
-        lk_cuda_build job = {p.view, d_pages.p, NULL, (uint32_t)pages.size()};
+        lk_cuda_build job = {p.view, d_pages.p, (uint32_t)pages.size()};
         CUDA(lk_cuda_build_pages(&job, NULL));
         if (!quads.empty()) {
             d_quads.put(quads.data(), quads.size());
             job.list = d_quads.p;
-            job.most = (uint32_t)quads.size();
+            job.count = (uint32_t)quads.size();
             CUDA(lk_cuda_build_supers(&job, NULL));
         }
         CUDA(cudaDeviceSynchronize());

@@ -111,7 +111,7 @@ static void compare_rebuilt(struct pool &p, const std::vector<uint64_t> &list, c
     d_some.put(some.data(), some.size());
     CUDA(cudaMemset(p.d_coarse.p, 0xff, p.d_coarse.n));
     CUDA(cudaMemset(p.d_fine.p, 0xff, p.d_fine.n));
-    lk_cuda_build job = {p.view, d_some.p, NULL, (uint32_t)some.size()};
+    lk_cuda_build job = {p.view, d_some.p, (uint32_t)some.size()};
     CUDA(lk_cuda_build_pages(&job, NULL));
     CUDA(cudaDeviceSynchronize());
     const std::vector<uint8_t> again = p.d_coarse.get(), fine_again = p.d_fine.get();
@@ -151,9 +151,9 @@ static void run(uint32_t d, uint32_t b, uint32_t r, uint32_t dtype, bool wide) {
         list[i] = 1ull << 48 | i;
     buffer<uint64_t> d_list;
     d_list.put(list.data(), list.size());
-    lk_cuda_build job = {p.view, d_list.p, NULL, 4 * quads};
+    lk_cuda_build job = {p.view, d_list.p, 4 * quads};
     CUDA(lk_cuda_build_pages(&job, NULL));
-    job.most = quads;
+    job.count = quads;
     CUDA(lk_cuda_build_supers(&job, NULL));
     CUDA(cudaDeviceSynchronize());
     std::vector<uint8_t> coarse = p.d_coarse.get(), fine = p.d_fine.get(), super = p.d_super.get();

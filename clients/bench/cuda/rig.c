@@ -287,7 +287,7 @@ static struct lk_cuda_build building(const struct rig *rig, bool quads) {
 
     return (struct lk_cuda_build){.pool = rig->pool,
                                   .list = quads ? rig->quads : rig->pages,
-                                  .most = (uint32_t)(quads ? pages / LK_QUAD_PAGES : pages)};
+                                  .count = (uint32_t)(quads ? pages / LK_QUAD_PAGES : pages)};
 }
 
 static int fill(struct rig *rig) {
