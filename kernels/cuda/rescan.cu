@@ -251,37 +251,11 @@ static int launch_fast(struct scan_args a, uint32_t processors, void *stream) {
                   fixed + a.scanners * each, stream, a);
 }
 
-template <int D, int R>
-static int launch_group(const struct scan_args &a, uint32_t processors, void *stream) {
-    return a.pool.geometry.group <= 4 ? launch_fast<D, R, 1>(a, processors, stream)
-                                      : launch_fast<D, R, 2>(a, processors, stream);
-}
-
-template <int D>
-static int launch_rank(const struct scan_args &a, uint32_t processors, void *stream) {
-    switch (a.pool.geometry.rank) {
-    case 2:
-        return launch_group<D, 2>(a, processors, stream);
-    case 4:
-        return launch_group<D, 4>(a, processors, stream);
-    case 8:
-        return launch_group<D, 8>(a, processors, stream);
-    default:
-        return launch_group<D, 16>(a, processors, stream);
-    }
-}
-
 int lk_cuda_rescan(const struct lk_cuda_step *step, void *stream) {
     const struct scan_args a = {step->pool, step->batch, LK_CUDA_RESCAN, 0, 0, 0, step->clock};
 
-    switch (step->pool.geometry.head_dim) {
-    case 64:
-        return launch_rank<64>(a, step->processors, stream);
-    case 128:
-        return launch_rank<128>(a, step->processors, stream);
-    case 256:
-        return launch_rank<256>(a, step->processors, stream);
-    default:
-        return lk_cuda_launch_plain(a, step->pool.geometry.rank, step->processors, stream);
-    }
+    return launch_for(
+        a, a.pool.geometry.rank, step->processors, stream, [&](auto d, auto r, auto ng) {
+            return launch_fast<d.value, r.value, ng.value>(a, step->processors, stream);
+        });
 }

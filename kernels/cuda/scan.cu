@@ -552,27 +552,6 @@ static int launch_fast(struct scan_args a, uint32_t processors, void *stream) {
                   fixed + a.scanners * each, stream, a);
 }
 
-template <int D, int R>
-static int launch_group(const struct scan_args &a, uint32_t processors, void *stream) {
-    return a.pool.geometry.group <= 4 ? launch_fast<D, R, 1>(a, processors, stream)
-                                      : launch_fast<D, R, 2>(a, processors, stream);
-}
-
-template <int D>
-static int launch_rank(const struct scan_args &a, uint32_t rank, uint32_t processors,
-                       void *stream) {
-    switch (rank) {
-    case 2:
-        return launch_group<D, 2>(a, processors, stream);
-    case 4:
-        return launch_group<D, 4>(a, processors, stream);
-    case 8:
-        return launch_group<D, 8>(a, processors, stream);
-    default:
-        return launch_group<D, 16>(a, processors, stream);
-    }
-}
-
 int lk_cuda_launch_plain(struct scan_args a, uint32_t rank, uint32_t processors, void *stream) {
     const uint32_t bytes = (8 * a.pool.geometry.head_dim + 8 * (rank + 1)) * 4;
 
@@ -585,18 +564,11 @@ int lk_cuda_launch_plain(struct scan_args a, uint32_t rank, uint32_t processors,
 static int launch_scan(const struct lk_cuda_step *step, int stage, bool first, void *stream) {
     const struct scan_args a = {
         step->pool, step->batch, stage, first, 0, 0, first ? step->clock : NULL};
-    const uint32_t rank = stage == LK_CUDA_COARSE ? LK_COARSE_RANK : step->pool.geometry.rank;
+    const uint32_t rank = stage == LK_CUDA_COARSE ? LK_COARSE_RANK : a.pool.geometry.rank;
 
-    switch (step->pool.geometry.head_dim) {
-    case 64:
-        return launch_rank<64>(a, rank, step->processors, stream);
-    case 128:
-        return launch_rank<128>(a, rank, step->processors, stream);
-    case 256:
-        return launch_rank<256>(a, rank, step->processors, stream);
-    default:
-        return lk_cuda_launch_plain(a, rank, step->processors, stream);
-    }
+    return launch_for(a, rank, step->processors, stream, [&](auto d, auto r, auto ng) {
+        return launch_fast<d.value, r.value, ng.value>(a, step->processors, stream);
+    });
 }
 
 int lk_cuda_scan(const struct lk_cuda_step *step, void *stream) {

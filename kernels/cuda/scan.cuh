@@ -463,4 +463,44 @@ __device__ __forceinline__ bool reach_set(const struct scan_args &a, uint32_t se
     return true;
 }
 
+/* ---- launching, of either pass ---- */
+
+template <int N> struct number { static constexpr int value = N; };
+
+template <int D, class F>
+static int launch_rank(uint32_t rank, const struct lk_geometry &g, const F &fast) {
+    auto by_group = [&](auto r) {
+        return g.group <= 4 ? fast(number<D>(), r, number<1>()) : fast(number<D>(), r, number<2>());
+    };
+
+    switch (rank) {
+    case 2:
+        return by_group(number<2>());
+    case 4:
+        return by_group(number<4>());
+    case 8:
+        return by_group(number<8>());
+    default:
+        return by_group(number<16>());
+    }
+}
+
+/* fast(d, rank, blocks of four query heads), numbers, for the sizes that kernels are made for. */
+template <class F>
+static int launch_for(const struct scan_args &a, uint32_t rank, uint32_t processors, void *stream,
+                      const F &fast) {
+    const struct lk_geometry &g = a.pool.geometry;
+
+    switch (g.head_dim) {
+    case 64:
+        return launch_rank<64>(rank, g, fast);
+    case 128:
+        return launch_rank<128>(rank, g, fast);
+    case 256:
+        return launch_rank<256>(rank, g, fast);
+    default:
+        return lk_cuda_launch_plain(a, rank, processors, stream);
+    }
+}
+
 #endif
