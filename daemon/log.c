@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../shm_protocol/printable.h"
+
 #define PATIENCE_MS 1000
 
 static atomic_bool to_journal;
@@ -51,7 +53,7 @@ static void say(enum lk_log_level level, const char *format, va_list list) {
     size_t length = (size_t)snprintf(line, sizeof(line), "%s",
                                      atomic_load(&to_journal) ? journal[level] : people[level]);
     vsnprintf(line + length, sizeof(line) - length - 1, format, list);
-    length = strlen(line);
+    length = strlen(lk_printable(line, ""));
     line[length++] = '\n';
     if (!is_read() || write(STDERR_FILENO, line, length) < 0)
         return; /* nobody reads: there is nobody to tell */

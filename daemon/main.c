@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "../graphs/engine.h"
+#include "../shm_protocol/printable.h"
 #include "log.h"
 #include "report.h"
 #include "server.h"
@@ -145,7 +146,7 @@ static int check_config(struct daemon *daemon) {
     lk_access_open(config->group, &access);
     lk_report_missing(&access, &placement);
     lk_config_text(config, text);
-    return print(text);
+    return print(lk_printable(text, "\n"));
 }
 
 static int config_failed(int rc) {

@@ -273,6 +273,14 @@ refuses 64 'is not between' "${pool[@]}" --set 'pool a.memory=1K'
 refuses 64 'is not between' "${pool[@]}" --set 'daemon.threads=100000'
 refuses 71 'workspace of 1048576 MiB' "${pool[@]}" --set daemon.workspace=1T
 refuses 71 'available' "${pool[@]}" --set 'pool a.memory=16T'
+e=$'\e]0;x\a\xc2\x9b2J\r\x7f' # in what is quoted: a sentence or the values in force say it without
+printf '[daemon]\nthreads = %s\n' "$e" >"$work/odd.conf"
+ends 78 'is not a number' "$build/locksd" --config "$work/odd.conf" --check-config; plain a value
+ends 64 'there is no section' "$build/locksd" --config /dev/null --set "$e.x=1" --check-config; plain --set
+ends 64 'unknown option' "$build/locksd" "--$e"$'\nforged'; plain an option
+grep -q '^forged' "$work/said" && fail 'a quoted newline makes a line of its own'
+ends 66 'cannot be opened' "$build/locksd" --config "$work/$e" --check-config; plain a path
+"$build/locksd" --config /dev/null --socket "/$e" "${pool[@]}" --check-config >"$work/said" 2>&1 || fail 'odd socket'; plain values
 printf 'x' >"$work/file"
 ends 73 'is no socket: it is left alone' "$build/locksd" --config /dev/null --socket "$work/file" "${pool[@]}"
 ends 73 'cannot be opened' "$build/locksd" --config /dev/null --socket "$work/none/socket" "${pool[@]}"
