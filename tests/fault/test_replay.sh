@@ -6,7 +6,8 @@ build=$(realpath "$1")
 cd "$(dirname "$0")/../.." || exit 1
 work=$(mktemp -d /tmp/locksd-replay.XXXXXX)
 daemon=
-trap '[ -z "$daemon" ] || kill "$daemon" 2>/dev/null; rm -rf "$work"' EXIT
+# A child that a signal meets before its command has begun runs the trap too: it is for this shell alone.
+trap '[ "$BASHPID" = $$ ] && { [ -z "$daemon" ] || kill "$daemon" 2>/dev/null; rm -rf "$work"; }' EXIT
 unset LOCKSD # the one beside the tool
 export XDG_RUNTIME_DIR=$work/run
 mkdir "$XDG_RUNTIME_DIR"

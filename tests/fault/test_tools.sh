@@ -7,7 +7,8 @@ build=$(realpath "$1")
 work=$(mktemp -d /tmp/locksd-tools.XXXXXX)
 export XDG_RUNTIME_DIR=$work/run
 mkdir "$XDG_RUNTIME_DIR"
-trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
+# A child that a signal meets before its command has begun runs the trap too: it is for this shell alone.
+trap '[ "$BASHPID" = $$ ] && { kill $(jobs -p) 2>/dev/null; rm -rf "$work"; }' EXIT
 unset LOCKSD LOCKSD_SOCKET
 failures=0
 fail() { echo "FAIL: $*"; failures=$((failures + 1)); }

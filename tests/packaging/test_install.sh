@@ -8,7 +8,8 @@ build=$(realpath "$1")
 cd "$(dirname "$0")/../.."
 root=$(mktemp -d /tmp/locksd-install.XXXXXX)
 daemon=
-trap '[ -z "$daemon" ] || kill "$daemon" 2>/dev/null || true; rm -rf "$root"' EXIT
+# A child that a signal meets before its command has begun runs the trap too: it is for this shell alone.
+trap '[ "$BASHPID" = $$ ] && { [ -z "$daemon" ] || kill "$daemon" 2>/dev/null || true; rm -rf "$root"; }' EXIT
 fail() { echo "FAIL: $*"; exit 1; }
 
 make -s install O="$build" DESTDIR="$root" PREFIX=/usr
