@@ -16,6 +16,8 @@
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "log.h"
@@ -205,13 +207,26 @@ static void reload_access(struct lk_server *server, json_t *taken) {
         json_array_append_new(taken, json_string("daemon.group"));
 }
 
+/* To read a pipe or a terminal again waits for who writes there, and everybody for us. /dev/null is
+ * a file without lines; why there is none is said by who opens it. */
+static int reread_refused(const char *path, char *why, size_t bytes) {
+    struct stat file;
+    if (stat(path, &file) || S_ISREG(file.st_mode) ||
+        (S_ISCHR(file.st_mode) && file.st_rdev == makedev(1, 3)))
+        return 0;
+    snprintf(why, bytes, "%s: is no regular file: it is read at the start alone", path);
+    return -EINVAL;
+}
+
 int lk_server_reload(struct lk_server *server, json_t *taken, json_t *restart, char *why,
                      size_t why_bytes) {
     struct changes changes = {taken, restart};
     struct lk_config fresh;
     struct lk_origins origins;
     lk_notify_reloading();
-    int rc = lk_options_config(server->options, &fresh, &origins, why, why_bytes);
+    int rc = reread_refused(server->options->config, why, why_bytes);
+    if (!rc)
+        rc = lk_options_config(server->options, &fresh, &origins, why, why_bytes);
     if (rc) {
         lk_log(LK_LOG_ERROR, "reload: all stays as it was: %s", why);
     } else {

@@ -393,6 +393,21 @@ START_TEST(keeps_all_when_the_file_is_bad) {
 }
 END_TEST
 
+/* Opened, it would wait for a writer, and everybody for the daemon. */
+START_TEST(a_pipe_is_not_read_again) {
+    struct rig rig;
+    rig_start(&rig, NULL);
+    ck_assert_int_eq(unlink(rig.config), 0);
+    ck_assert_int_eq(mkfifo(rig.config, 0600), 0);
+    kill(rig.pid, SIGHUP);
+    ck_assert(rig_logs(&rig, "reload: all stays as it was: ", 5));
+    assert_has(rig_log(&rig), "is no regular file: it is read at the start alone");
+    ck_assert_int_eq(ask_number(&rig, "status", "clients_max"), 4);
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
 /* ---- drain and stop with clients ---- */
 
 START_TEST(an_idle_client_does_not_hold_up_a_stop) {
@@ -625,6 +640,7 @@ int main(void) {
     tcase_add_test(life, reloads_a_good_file);
     tcase_add_test(life, a_deaf_receiver_of_notices_holds_nobody_up);
     tcase_add_test(life, keeps_all_when_the_file_is_bad);
+    tcase_add_test(life, a_pipe_is_not_read_again);
     tcase_add_test(life, an_idle_client_does_not_hold_up_a_stop);
     tcase_add_test(life, a_stop_waits_for_sequences_as_long_as_it_may);
     tcase_add_test(life, a_stop_ends_when_the_last_sequence_goes);
