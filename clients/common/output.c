@@ -14,7 +14,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static char temporary[PATH_MAX]; /* for the signal handler; empty: none */
+#include "deadly.h"
+
+/* For the signal handler. */
+static char temporary[PATH_MAX]; /* empty: none */
+static struct sigaction before[LK_DEADLY];
 
 static int refuse(const char *path, int error, char *why, size_t why_bytes) {
     snprintf(why, why_bytes, "%s: cannot be written: %s", path, strerror(error));
@@ -26,18 +30,24 @@ static void remove_temporary(void) { /* async-signal-safe */
         unlink(temporary);
 }
 
-static void die(int signal) { /* handler, which the kernel has already taken out */
+static void die(int signal) { /* handler */
     remove_temporary();
-    raise(signal);
+    for (size_t i = 0; i < LK_DEADLY; i++)
+        if (lk_deadly[i] == signal)
+            sigaction(signal, &before[i], NULL);
+    raise(signal); /* delivered as it would have been, when this returns */
 }
 
 static void install_handlers(void) {
-    static const int signals[] = {SIGHUP, SIGINT, SIGTERM};
-    struct sigaction action = {.sa_handler = die, .sa_flags = (int)SA_RESETHAND}, before;
+    struct sigaction action = {.sa_handler = die}, there;
     sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < sizeof(signals) / sizeof(*signals); i++)
-        if (!sigaction(signals[i], NULL, &before) && before.sa_handler == SIG_DFL)
-            sigaction(signals[i], &action, NULL);
+    for (size_t i = 0; i < LK_DEADLY; i++) {
+        sigaction(lk_deadly[i], NULL, &there);
+        if (there.sa_handler == SIG_IGN || there.sa_handler == die)
+            continue;
+        before[i] = there;
+        sigaction(lk_deadly[i], &action, NULL);
+    }
 }
 
 /* What a file made by open() would have. */

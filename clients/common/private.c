@@ -24,6 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "deadly.h"
 #include "measure.h"
 
 #define PATH_BYTES     4096
@@ -33,14 +34,11 @@
 #define NS_A_MS        UINT64_C(1000000)
 #define EXIT_NO_BINARY 127
 
-static const int signals[] = {SIGHUP, SIGINT, SIGTERM};
-#define SIGNALS (sizeof(signals) / sizeof(*signals))
-
 /* For the signal handlers; names are relative to folder. */
 static struct {
     volatile sig_atomic_t pid;
     char folder[64], socket[80], notify[80], log[80];
-    struct sigaction before[SIGNALS];
+    struct sigaction before[LK_DEADLY];
 } running;
 
 __attribute__((format(printf, 4, 5))) static int refuse(int error, char *why, size_t bytes,
@@ -129,8 +127,8 @@ static void die_together(int signal) { /* handler: a tool's death takes its daem
     if (running.pid > 0)
         kill(running.pid, SIGKILL);
     remove_folder();
-    for (size_t i = 0; i < SIGNALS; i++)
-        if (signals[i] == signal)
+    for (size_t i = 0; i < LK_DEADLY; i++)
+        if (lk_deadly[i] == signal)
             sigaction(signal, &running.before[i], NULL);
     raise(signal); /* delivered as it would have been, when this returns */
 }
@@ -138,16 +136,16 @@ static void die_together(int signal) { /* handler: a tool's death takes its daem
 static void install_handlers(void) {
     struct sigaction action = {.sa_handler = die_together};
     sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < SIGNALS; i++) {
-        sigaction(signals[i], NULL, &running.before[i]);
+    for (size_t i = 0; i < LK_DEADLY; i++) {
+        sigaction(lk_deadly[i], NULL, &running.before[i]);
         if (running.before[i].sa_handler != SIG_IGN) /* as under nohup */
-            sigaction(signals[i], &action, NULL);
+            sigaction(lk_deadly[i], &action, NULL);
     }
 }
 
 static void remove_handlers(void) {
-    for (size_t i = 0; i < SIGNALS; i++)
-        sigaction(signals[i], &running.before[i], NULL);
+    for (size_t i = 0; i < LK_DEADLY; i++)
+        sigaction(lk_deadly[i], &running.before[i], NULL);
 }
 
 /* ---- the child ---- */
@@ -155,8 +153,8 @@ static void remove_handlers(void) {
 static void become_daemon(const char *binary, char **argv, int log, const sigset_t *mask,
                           pid_t parent) {
     struct sigaction plain = {.sa_handler = SIG_DFL};
-    for (size_t i = 0; i < SIGNALS; i++)
-        sigaction(signals[i], &plain, NULL);
+    for (size_t i = 0; i < LK_DEADLY; i++)
+        sigaction(lk_deadly[i], &plain, NULL);
     sigprocmask(SIG_SETMASK, mask, NULL);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent)
@@ -173,8 +171,8 @@ static void become_daemon(const char *binary, char **argv, int log, const sigset
 static void block_signals(sigset_t *ret_before) {
     sigset_t mask;
     sigemptyset(&mask);
-    for (size_t i = 0; i < SIGNALS; i++)
-        sigaddset(&mask, signals[i]);
+    for (size_t i = 0; i < LK_DEADLY; i++)
+        sigaddset(&mask, lk_deadly[i]);
     sigprocmask(SIG_BLOCK, &mask, ret_before);
 }
 

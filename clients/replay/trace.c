@@ -9,11 +9,14 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sysexits.h>
+#include <unistd.h>
 
+#include "../../shm_protocol/printable.h"
 #include "../common/served.h"
 
 #define NAMES_SHOWN 4 /* of a file that is no trace */
@@ -251,8 +254,29 @@ static void warn_of_values(const struct replay_trace *trace) {
                 lk_safetensors_path(trace->file), first, tensors);
 }
 
+/* ---- a file that is cut short while it is mapped ---- */
+
+static char cut_words[REPLAY_WHY_BYTES];
+
+static void say_cut(int signal) { /* handler, the last of the chain: see common/deadly.h */
+    (void)signal;
+    _exit(write(STDERR_FILENO, cut_words, strlen(cut_words)) < 0 ? EX_IOERR : EX_DATAERR);
+}
+
+static void watch_file(const char *path) {
+    struct sigaction action = {.sa_handler = say_cut};
+    char shown[REPLAY_WHY_BYTES / 2];
+    sigemptyset(&action.sa_mask);
+    snprintf(shown, sizeof(shown), "%s", path);
+    snprintf(cut_words, sizeof(cut_words),
+             "locks-replay: %s: was cut short while it was read, or cannot be read any more\n",
+             lk_printable(shown, ""));
+    sigaction(SIGBUS, &action, NULL);
+}
+
 int replay_trace_open(const struct replay_options *options, struct replay_trace *ret, char *why) {
     struct replay_trace trace = {0};
+    watch_file(options->trace);
     int rc = lk_safetensors_open(options->trace, &trace.file, why, REPLAY_WHY_BYTES);
     if (rc)
         return rc == -EINVAL ? EX_DATAERR : rc == -ENOMEM ? EX_OSERR : EX_NOINPUT;

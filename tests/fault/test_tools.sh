@@ -139,7 +139,7 @@ nothing_left 'what did not start'
 
 # ---- signals ----
 start_long() { # a replay that lasts some seconds, and decodes
-    env --default-signal=INT "$replay" --device "$device" --trace "$work/long" --budget 512 >"$work/said" 2>&1 &
+    env --default-signal=INT,QUIT "$replay" --device "$device" --trace "$work/long" --budget 512 >"$work/said" 2>&1 &
     tool=$!
     for _ in $(seq 400); do grep -q 'appending the prompt: done' "$work/said" && return; sleep 0.02; done
     fail "no decoding begins: $(cat "$work/said")"
@@ -166,6 +166,9 @@ start_long; kill -KILL "$tool"; tool_ends 137 'SIGKILL while decoding'
 start_long; kill -KILL "$(pgrep -P "$tool" locksd)"; tool_ends 70 'SIGKILL of the daemon while decoding'
 grep -q 'the daemon is gone' "$work/said" || fail "no word of the daemon's death: $(tail -n 2 "$work/said")"
 start_long; kill -STOP "$(pgrep -P "$tool" locksd)"; sleep 0.2; kill -INT "$tool"; tool_ends 130 'SIGINT beside a stopped daemon'
+start_long; kill -QUIT "$tool"; tool_ends 131 'SIGQUIT while decoding'
+start_long; truncate -s 4096 "$work/long"; tool_ends 65 'a trace that is cut while decoding' # the last use of it
+grep -q 'was cut short while it was read' "$work/said" || fail "no word of the cut: $(tail -n 2 "$work/said")"
 
 # ---- sockets ----
 socket=$work/socket
