@@ -27,8 +27,8 @@
 
 struct lk_cuda_pick {
     uint32_t page, physical; /* LK_CUDA_NO_PAGE: none, after the last */
-    float bias;    /* log2 of the weight */
-    uint32_t kept; /* 0: sampled */
+    float bias;              /* log2 of the weight */
+    uint32_t kept;           /* 0: sampled */
 };
 
 struct lk_cuda_head {
