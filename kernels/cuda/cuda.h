@@ -140,8 +140,8 @@ struct lk_cuda_copy_item {
 int lk_cuda_copy(const struct lk_pool_view *pool, const struct lk_cuda_copy_item *items,
                  uint32_t count, void *stream);
 
-/* Summarise the pages (or, superpages: quads) of a list, for all KV heads. The list is in memory the
- * device can read. */
+/* Summarise the pages (or, superpages: quads) of a list, for all KV heads. The list is in memory
+ * that the device can read. */
 struct lk_cuda_build {
     struct lk_pool_view pool;
     const uint64_t *list; /* packed: layer << 48 | page or quad */
