@@ -124,7 +124,7 @@ __device__ __forceinline__ struct octet look_up(const struct job &j, uint32_t ti
         }
     } else if (token < j.length) {
         h.page = entry;
-        h.physical = __ldg(&j.table[entry >> j.table_shift]);
+        h.physical = j.table[entry >> j.table_shift];
     }
     return h;
 }

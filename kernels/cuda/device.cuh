@@ -104,7 +104,7 @@ __device__ __forceinline__ void load_row(const struct lk_cuda_batch *b, uint32_t
 }
 
 __device__ __forceinline__ uint32_t physical_page(const struct lk_cuda_row *r, uint32_t page) {
-    return (__ldg(&r->table[page >> r->table_shift]) << r->table_shift) +
+    return (r->table[page >> r->table_shift] << r->table_shift) +
            (page & ((1u << r->table_shift) - 1));
 }
 

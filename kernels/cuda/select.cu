@@ -184,7 +184,7 @@ __device__ __forceinline__ void make_span(const struct select_args &a, struct sh
 }
 
 __device__ __forceinline__ uint32_t find_physical(const struct span &p, uint32_t page) {
-    return (__ldg(&p.table[page >> p.shift]) << p.shift) + (page & ((1u << p.shift) - 1));
+    return (p.table[page >> p.shift] << p.shift) + (page & ((1u << p.shift) - 1));
 }
 
 /* floor(2^32 share) + 1, by the share's own exponent. */
