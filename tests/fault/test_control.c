@@ -17,6 +17,7 @@
 #include <sysexits.h>
 #include <unistd.h>
 
+#include "../common/run.h"
 #include "../common/rig.h"
 #include "locks.h"
 
@@ -651,9 +652,5 @@ int main(void) {
     tcase_add_test(life, locksctl_prints_and_exits);
     tcase_add_test(life, leased_pages_are_counted_once);
     suite_add_tcase(suite, life);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(suite);
 }

@@ -26,6 +26,7 @@
 #include <sysexits.h>
 #include <unistd.h>
 
+#include "../common/run.h"
 #include "../../shm_protocol/wire.h"
 #include "../common/rig.h"
 #include "locks.h"
@@ -718,9 +719,5 @@ int main(void) {
     tcase_add_test(others, a_hung_intake_starves_the_watchdog);
     suite_add_tcase(suite, peers);
     suite_add_tcase(suite, others);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(suite);
 }

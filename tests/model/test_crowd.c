@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../common/run.h"
 #include "../common/inlet.h"
 
 #define LAYERS    3
@@ -433,9 +434,5 @@ int main(void) {
     tcase_add_test(tcase, a_crowd_changes_no_bit);
     tcase_add_test(tcase, a_crowd_changes_no_bit_asleep);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../common/run.h"
 #include "../common/inlet.h"
 
 #define LAYERS     2
@@ -344,9 +345,5 @@ int main(void) {
     tcase_add_test(tcase, sequences_keep_everything);
     tcase_add_test(tcase, sequences_keep_everything_asleep);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../common/run.h"
 #include "../common/inlet.h"
 
 #define LAYERS     2
@@ -489,9 +490,5 @@ int main(void) {
     tcase_set_timeout(tcase, 300);
     tcase_add_test(tcase, tables_agree_with_everything);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

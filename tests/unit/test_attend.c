@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../common/run.h"
 #include "../../kernels/cpu/attend.h"
 #include "../common/bed.h"
 
@@ -278,7 +279,6 @@ END_TEST
 int main(void) {
     Suite *suite = suite_create("attend");
     TCase *all = tcase_create("all paths");
-    int failed;
 
     tcase_set_timeout(all, 120);
     tcase_add_loop_test(all, every_geometry, 0, 3);
@@ -295,9 +295,5 @@ int main(void) {
     tcase_add_loop_test(all, poison_beyond_the_length, 0, 3);
     tcase_add_loop_test(all, bad_values_spoil_their_head_only, 0, 3);
     suite_add_tcase(suite, all);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(suite);
 }

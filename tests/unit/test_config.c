@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../common/run.h"
 #include "../../daemon/config.h"
 #include "../../daemon/options.h"
 
@@ -544,9 +545,5 @@ int main(void) {
     tcase_add_test(files, the_example_states_the_defaults);
     tcase_add_test(files, the_command_line);
     suite_add_tcase(suite, files);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(suite);
 }

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "../common/run.h"
 #include "../../graphs/engine.h"
 #include "../../kernels/cuda/cuda.h"
 
@@ -83,9 +84,5 @@ int main(void) {
     tcase_add_test(tcase, rows_are_no_longer_than_kernels_count);
     tcase_add_test(tcase, workspace_is_bounded);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../common/run.h"
 #include "../../graphs/engine.h"
 #include "../../graphs/workers.h"
 #include "../../kernels/cpu/cpu.h"
@@ -538,9 +539,5 @@ int main(void) {
     tcase_add_test(all, pool_memory);
     tcase_add_test(all, refusals);
     suite_add_tcase(suite, all);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(suite);
 }

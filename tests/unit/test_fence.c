@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../common/run.h"
 #include "../../graphs/backend.h"
 #include "../../shm_protocol/atomics.h"
 #include "../common/inlet.h"
@@ -387,9 +388,5 @@ int main(void) {
     tcase_add_test(tc, signals_only_rise);
     tcase_add_test(tc, who_waits_may_leave);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

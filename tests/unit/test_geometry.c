@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../common/run.h"
 #include "../../kernels/cpu/cpu.h"
 
 static const struct lk_geometry usual = {.layers = 32,
@@ -126,9 +127,5 @@ int main(void) {
     tcase_add_test(tc, test_strides);
     tcase_add_test(tc, test_path_names);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(suite);
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../common/run.h"
 #include "../../shm_protocol/atomics.h"
 #include "../common/inlet.h"
 
@@ -797,9 +798,5 @@ int main(void) {
     tcase_add_test(tcase, idle_thread_sleeps_and_wakes);
     tcase_add_test(tcase, a_sleeping_client_is_woken);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

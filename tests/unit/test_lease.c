@@ -5,6 +5,7 @@
 #include <check.h>
 #include <string.h>
 
+#include "../common/run.h"
 #include "../common/inlet.h"
 
 #define B     16
@@ -435,9 +436,5 @@ int main(void) {
     tcase_add_test(tcase, aligned_fours_have_superpages);
     tcase_add_test(tcase, leases_come_and_go);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

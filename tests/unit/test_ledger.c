@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "../common/run.h"
 #include "../../daemon/ledger.h"
 
 static struct lk_ledger ledger;
@@ -202,9 +203,5 @@ int main(void) {
     tcase_add_test(tcase, leases_are_looked_at);
     tcase_add_test(tcase, another_version_is_none);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

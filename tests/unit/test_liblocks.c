@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../common/run.h"
 #include "../../clients/locks.h"
 #include "../../shm_protocol/ring.h"
 #include "../../shm_protocol/segment.h"
@@ -894,9 +895,5 @@ int main(void) {
     tcase_add_loop_test(tc, a_dead_daemon_is_seen, 0, 2);
     tcase_add_test(tc, time_runs_out);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

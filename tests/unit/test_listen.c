@@ -14,6 +14,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "../common/run.h"
 #include "../../daemon/listen.h"
 
 static char folder[64], path[80], beside[80];
@@ -140,9 +141,5 @@ int main(void) {
     tcase_add_test(tcase, nothing_is_left_of_a_start_that_fails);
     tcase_add_test(tcase, the_longest_path);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

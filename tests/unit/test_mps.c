@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "../common/run.h"
 #include "../../daemon/mps.h"
 
 static char folder[] = "/tmp/mps-test-XXXXXX", control[64];
@@ -72,9 +73,5 @@ int main(void) {
     tcase_add_test(tc, a_pipe);
     tcase_add_test(tc, any_file);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

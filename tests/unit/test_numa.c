@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "../common/run.h"
 #include "../../daemon/numa.h"
 
 #define BYTES (UINT64_C(4) << 20)
@@ -99,9 +100,5 @@ int main(void) {
     tcase_add_loop_test(tests, each_node, 0, 8);
     tcase_add_test(tests, processors_of_another_node);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(suite);
 }

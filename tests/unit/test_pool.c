@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "../common/run.h"
 #include "../../daemon/limits.h"
 #include "../../daemon/pool.h"
 
@@ -210,9 +211,5 @@ int main(void) {
     tcase_add_test(tcase, sizes_do_not_overflow);
     tcase_add_loop_test(tcase, workspace_holds_any_row, LK_DEVICE_CPU, LK_DEVICE_CUDA + 1);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../common/run.h"
 #include "../../shm_protocol/atomics.h"
 #include "../../shm_protocol/ring.h"
 #include "../../shm_protocol/segment.h"
@@ -545,9 +546,5 @@ int main(void) {
 #endif
     suite_add_tcase(suite, one);
     suite_add_tcase(suite, two);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../common/run.h"
 #include "../../clients/common/output.h"
 #include "../../clients/common/safetensors.h"
 
@@ -266,9 +267,5 @@ int main(void) {
     tcase_add_test(tests, tensors_that_overlap);
     tcase_add_test(tests, every_cut);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

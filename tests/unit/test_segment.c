@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../common/run.h"
 #include "../../shm_protocol/ring.h"
 #include "../../shm_protocol/segment.h"
 #include "../../shm_protocol/validate.h"
@@ -288,9 +289,5 @@ int main(void) {
     tcase_add_test(messages, hang_ups_are_seen);
     suite_add_tcase(suite, segments);
     suite_add_tcase(suite, messages);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

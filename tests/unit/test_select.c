@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "../common/run.h"
 #include "../../kernels/cpu/attend.h"
 #include "../../kernels/cpu/select.h"
 #include "../common/bed.h"
@@ -331,7 +332,6 @@ END_TEST
 int main(void) {
     Suite *suite = suite_create("select");
     TCase *all = tcase_create("all paths");
-    int failed;
 
     tcase_set_timeout(all, 120);
     tcase_add_loop_test(all, shares, 0, 3);
@@ -344,9 +344,5 @@ int main(void) {
     tcase_add_loop_test(all, sample_of_very_many, 0, 3);
     tcase_add_loop_test(all, fractions, 0, 3);
     suite_add_tcase(suite, all);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(suite);
 }

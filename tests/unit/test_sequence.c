@@ -5,6 +5,7 @@
 #include <check.h>
 #include <string.h>
 
+#include "../common/run.h"
 #include "../common/inlet.h"
 
 #define TOKENS 1000
@@ -286,9 +287,5 @@ int main(void) {
     tcase_add_test(tcase, a_long_append_is_contiguous);
     tcase_add_test(tcase, a_full_pool_refuses_and_keeps_all);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -5,6 +5,7 @@
 #include <check.h>
 #include <stdbool.h>
 
+#include "../common/run.h"
 #include "../../clients/common/served.h"
 #include "../../kernels/kernels.h"
 
@@ -33,9 +34,5 @@ int main(void) {
     TCase *tests = tcase_create("geometries");
     tcase_add_loop_test(tests, as_the_daemon, 0, LK_SERVED_PARTS);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

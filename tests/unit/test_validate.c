@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../common/run.h"
 #include "../../shm_protocol/validate.h"
 
 #define ARENA (UINT64_C(1) << 20)
@@ -593,9 +594,5 @@ int main(void) {
     tcase_add_test(tc, hello);
     tcase_add_test(tc, random_descriptors);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }
