@@ -37,12 +37,6 @@
 #define NO_TAIL     1e-28 /* squared length of what a reflection removes, likewise */
 #define BLOCKS      1056  /* at least, where there are as many pages */
 
-struct batch {
-    struct lk_pool_view pool;
-    const uint64_t *list;
-    uint32_t count;
-};
-
 /* What a warp makes of a page: the mean, then the records one after the other. */
 #define IMAGE_BYTES (4 * LK_HEAD_DIM_MAX + 2624)
 
@@ -101,7 +95,8 @@ template <int D> struct keys {
 };
 
 template <int D>
-__device__ __forceinline__ void load_keys(const struct batch &a, uint64_t task, struct keys<D> *k) {
+__device__ __forceinline__ void load_keys(const struct lk_cuda_build &a, uint64_t task,
+                                          struct keys<D> *k) {
     const struct lk_geometry *g = &a.pool.geometry;
     const uint64_t item = a.list[task / g->kv_heads];
     const uint32_t r = threadIdx.x % 32 / 4, c = threadIdx.x % 4,
@@ -438,29 +433,15 @@ __device__ __forceinline__ uint32_t join(uint32_t a, uint32_t b, uint32_t shift)
 
 /* The mean, rotated, to the coarse record. */
 template <int D> __device__ __forceinline__ void write_centroid(const struct images &o) {
-    constexpr uint32_t BLOCK = D & -D, MANY = (D + 31) / 32;
+    constexpr uint32_t BLOCK = D & -D;
+    constexpr int MANY = (D + 31) / 32;
     const uint32_t lane = threadIdx.x % 32;
     float v[MANY], most = 0;
 
 #pragma unroll
     for (int i = 0; i < MANY; i++)
         v[i] = lane + 32 * i < D ? o.mean[lane + 32 * i] : 0.f;
-#pragma unroll
-    for (uint32_t bit = 1; bit < 32 && bit < BLOCK; bit *= 2)
-#pragma unroll
-        for (int i = 0; i < MANY; i++) {
-            const float other = __shfl_xor_sync(LK_FULL_WARP, v[i], bit);
-            v[i] = lane & bit ? other - v[i] : v[i] + other;
-        }
-#pragma unroll
-    for (uint32_t bit = 1; 32 * bit < BLOCK; bit *= 2)
-#pragma unroll
-        for (int i = 0; i < MANY; i++)
-            if (!(i & bit)) {
-                const float a = v[i], b = v[i + bit];
-                v[i] = a + b;
-                v[i + bit] = a - b;
-            }
+    warp_hadamard<BLOCK, MANY>(v);
 #pragma unroll
     for (int i = 0; i < MANY; i++) {
         v[i] *= rsqrtf((float)BLOCK);
@@ -738,7 +719,7 @@ __device__ __forceinline__ void clear_padding(uint8_t *image, const struct lk_re
 }
 
 /* Where a page's records go. */
-__device__ __forceinline__ void write_records(const struct batch &a, const struct images &o,
+__device__ __forceinline__ void write_records(const struct lk_cuda_build &a, const struct images &o,
                                               uint64_t task) {
     const uint32_t heads = a.pool.geometry.kv_heads;
     const uint64_t item = a.list[task / heads];
@@ -751,7 +732,7 @@ __device__ __forceinline__ void write_records(const struct batch &a, const struc
 
 template <int D, bool BF16>
 __global__ void __launch_bounds__(32 * WARPS, D <= 128 ? 3 : 2)
-    build_pages_kernel(const __grid_constant__ struct batch a) {
+    build_pages_kernel(const __grid_constant__ struct lk_cuda_build a) {
     SHARED_BYTES(memory, 16);
     struct batch_memory *m = (struct batch_memory *)memory;
     const struct lk_geometry *g = &a.pool.geometry;
@@ -801,12 +782,12 @@ __global__ void __launch_bounds__(32 * WARPS, D <= 128 ? 3 : 2)
 
 /* ---- launcher ---- */
 
-template <int D> static int launch_pages(const struct batch &a, void *stream) {
+template <int D> static int launch_pages(const struct lk_cuda_build &a, void *stream) {
     const struct lk_geometry *g = &a.pool.geometry;
     const uint64_t tasks = (uint64_t)a.count * g->kv_heads, whole = (tasks + PAGES - 1) / PAGES,
                    least = tasks < BLOCKS ? tasks : BLOCKS;
     const uint32_t bytes = sizeof(struct batch_memory);
-    void (*kernel)(struct batch) =
+    void (*kernel)(struct lk_cuda_build) =
         g->dtype == LK_BF16 ? build_pages_kernel<D, true> : build_pages_kernel<D, false>;
 
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
@@ -815,21 +796,19 @@ template <int D> static int launch_pages(const struct batch &a, void *stream) {
 }
 
 int lk_cuda_build_small(const struct lk_cuda_build *b, void *stream) {
-    const struct batch a = {b->pool, b->list, b->count};
-
     switch (b->pool.geometry.head_dim) {
     case 64:
-        return launch_pages<64>(a, stream);
+        return launch_pages<64>(*b, stream);
     case 80:
-        return launch_pages<80>(a, stream);
+        return launch_pages<80>(*b, stream);
     case 96:
-        return launch_pages<96>(a, stream);
+        return launch_pages<96>(*b, stream);
     case 112:
-        return launch_pages<112>(a, stream);
+        return launch_pages<112>(*b, stream);
     case 128:
-        return launch_pages<128>(a, stream);
+        return launch_pages<128>(*b, stream);
     case 192:
-        return launch_pages<192>(a, stream);
+        return launch_pages<192>(*b, stream);
     }
-    return launch_pages<256>(a, stream);
+    return launch_pages<256>(*b, stream);
 }

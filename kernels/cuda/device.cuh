@@ -76,6 +76,28 @@ __device__ __forceinline__ float warp_sum(float x) {
     return x;
 }
 
+/* Of the lane: channels 32 i + lane. Each BLOCK of them times its Hadamard matrix of +-1. */
+template <uint32_t BLOCK, int N> __device__ __forceinline__ void warp_hadamard(float x[N]) {
+    const uint32_t lane = threadIdx.x % 32;
+
+#pragma unroll
+    for (uint32_t o = 1; o < 32 && o < BLOCK; o <<= 1)
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float y = __shfl_xor_sync(LK_FULL_WARP, x[i], o);
+            x[i] = lane & o ? y - x[i] : x[i] + y;
+        }
+#pragma unroll
+    for (uint32_t o = 1; 32 * o < BLOCK; o <<= 1)
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (!(i & o)) {
+                const float y = x[i + o];
+                x[i + o] = x[i] - y;
+                x[i] += y;
+            }
+}
+
 /* ---- rows ---- */
 
 /* The row whose tasks hold `task`: the last whose first task is not after it. */

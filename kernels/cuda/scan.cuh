@@ -137,22 +137,7 @@ __device__ __forceinline__ void prepare_query(const struct scan_args &a, uint32_
 #pragma unroll
     for (int i = 0; i < N; i++) /* normalised first: sums of huge queries stay in a float's range */
         x[i] = at < group ? element(q[32 * i + lane], bf16) * rsqrtf((float)D) : 0.f;
-#pragma unroll
-    for (int o = 1; o < 32; o <<= 1)
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            float y = __shfl_xor_sync(LK_FULL_WARP, x[i], o);
-            x[i] = lane & o ? y - x[i] : x[i] + y;
-        }
-#pragma unroll
-    for (int o = 1; o < N; o <<= 1)
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            if (!(i & o)) {
-                float y = x[i + o];
-                x[i + o] = x[i] - y;
-                x[i] += y;
-            }
+    warp_hadamard<D, N>(x);
 #pragma unroll
     for (int i = 0; i < N; i++)
         peak = fmaxf(peak, fabsf(x[i]));
