@@ -44,8 +44,8 @@ in_build() { # in_build BUILD LABEL SECONDS SIDE_BY_SIDE TEST...: each test, wit
     wait
 }
 
-emulated() { # emulated TEST ARCH SEED: the CUDA kernels on the host; threads take turns in order or, with a seed, at random
-    LK_EMULATED_ARCH=$2 LK_EMULATED_SEED=$3 run "emulated sm_${2%0} test_$1" 300 "$plain/emulated/test_$1" --small
+emulated() { # emulated TEST ARCH PROCESSORS SEED: the CUDA kernels on the host; threads take turns in order or, with a seed, at random
+    LK_EMULATED_ARCH=$2 LK_EMULATED_PROCESSORS=$3 LK_EMULATED_SEED=$4 run "emulated sm_${2%0} test_$1" 300 "$plain/emulated/test_$1" --small
 }
 
 ended() { # ended HOW: the names of the tests that did
@@ -59,10 +59,11 @@ in_build "$plain" plain 300 "$cores" "$plain"/tests/unit/test_* "$plain"/tests/m
 in_build "$plain" plain 300 1 "$plain"/tests/fault/test_* tests/fault/test_*.sh tests/packaging/test_*.sh
 LOCKSD_TEST_DTYPE=bf16 in_build "$plain" 'plain bf16' 300 "$cores" "$plain"/tests/unit/test_lease "$plain"/tests/model/test_sequences
 in_build "$plain" cuda 300 1 "$plain"/cuda/test_*
-emulated build 900 '' & emulated step 900 '' &
+emulated build 900 132 '' & emulated step 900 132 '' &
 wait
-emulated build 800 7 & emulated step 800 7 &
+emulated build 800 132 7 & emulated step 800 132 7 &
 wait
+emulated step 900 2 7
 run 'oracle' 600 tests/tools/check-oracle.sh "$plain" quick
 
 export LOCKSD_KILLS=100 CK_TIMEOUT_MULTIPLIER=4

@@ -17,9 +17,9 @@
 #include "device.cuh"
 
 #define WARPS   8
-#define THREADS (32 * WARPS)
-#define QUERIES 8          /* of a band */
-#define NEVER   0x7fffff00 /* a position after all; what is added to it within a tile fits */
+#define THREADS (32 * WARPS) /* that attend */
+#define QUERIES 8            /* of a band */
+#define NEVER   0x7fffff00   /* a position after all; what is added to it within a tile fits */
 
 struct attend_args {
     struct lk_pool_view pool;
@@ -33,7 +33,7 @@ struct job {
     float *out, *lse;
     const struct lk_cuda_pick *picks; /* NULL: all pages in order */
     const struct lk_cuda_head *found; /* what select says of the head */
-    const uint8_t *base;              /* keys of the KV head in page 0 of the layer */
+    uint64_t base; /* block of keys and values of the KV head in page 0 of the layer */
     const uint32_t *table;
     uint8_t *partials;           /* of slice 0 */
     uint64_t partial_bytes;      /* of a slice */
@@ -74,7 +74,7 @@ __device__ __forceinline__ struct job find_job(const struct attend_args &a, stru
     j.lse = r->lse;
     j.picks = r->scan ? row_picks(r, head) : NULL;
     j.found = row_head(r, head);
-    j.base = lk_page_keys_device(a.pool, r->layer, 0, head);
+    j.base = (uint64_t)r->layer * a.pool.pages * g->kv_heads + head;
     j.table = r->table;
     j.partial_bytes = (uint64_t)most * (g->head_dim * 4 + sizeof(struct lk_cuda_stat));
     j.partials = r->workspace + r->partials + (uint64_t)number * r->slices * j.partial_bytes;
@@ -135,14 +135,14 @@ __device__ __forceinline__ int octet_position(const struct job &j, const struct 
     return h.page == LK_CUDA_NO_PAGE || position >= j.length ? NEVER : (int)position;
 }
 
-/* Its keys; the values lie a page's tokens further. */
-__device__ __forceinline__ const uint16_t *octet_keys(const struct attend_args &a,
-                                                      const struct job &j, const struct octet &h) {
+/* Number of its block of the pool: a page's keys of a KV head, then the values. */
+__device__ __forceinline__ uint64_t octet_block(const struct attend_args &a, const struct job &j,
+                                                const struct octet &h) {
     const uint32_t mask = (1u << j.table_shift) - 1;
-    const uint64_t physical =
+    const uint32_t physical =
         j.picks ? h.physical : (h.physical << j.table_shift) + (h.page & mask);
-    return (const uint16_t *)(j.base + physical * a.pool.layout.page_bytes) +
-           h.in * a.pool.geometry.head_dim;
+
+    return j.base + (uint64_t)physical * a.pool.geometry.kv_heads;
 }
 
 /* ---- queries ---- */
@@ -177,18 +177,20 @@ __device__ __forceinline__ void add_scaled(float4 *sum, const float4 &x, float f
     sum->w = fmaf(x.w, f, sum->w);
 }
 
-/* What select says of the head, to shared memory: by a warp, long before it is needed. */
+/* What select says of the head, on its way to shared memory: by a warp, which waits for it before
+ * others read it. */
 __device__ __forceinline__ void load_found(const struct job &j, struct lk_cuda_head *ret) {
-    if (j.picks)
-#pragma unroll 1
-        for (uint32_t i = threadIdx.x % 32; i < sizeof *ret / 4; i += 32)
-            ((uint32_t *)ret)[i] = __ldcg((const uint32_t *)j.found + i);
+    const uint32_t at = 16 * (threadIdx.x % 32);
+
+    if (j.picks && at < sizeof *ret)
+        copy_async((uint32_t)__cvta_generic_to_shared(ret) + at, (const uint8_t *)j.found + at);
+    copy_commit();
 }
 
 /* A query's LSE; and its captured mass, in mass[x]. `state`: all its tokens. */
-static __device__ __noinline__ void finish_query(const struct attend_args &a, const struct job &j,
-                                                 const struct lk_cuda_head *found, float *mass,
-                                                 uint32_t x, struct lk_cuda_stat state) {
+__device__ __forceinline__ void finish_query(const struct attend_args &a, const struct job &j,
+                                             const struct lk_cuda_head *found, float *mass,
+                                             uint32_t x, struct lk_cuda_stat state) {
     const float lse = state.mass > 0 ? state.peak + log2f(state.mass) : -INFINITY;
 
     if (j.lse)
@@ -223,9 +225,14 @@ __device__ __forceinline__ void list_all(const struct job &j) {
         j.list[i] = {i, 1.f};
 }
 
+/* The warps that attend. */
+__device__ __forceinline__ void meet() {
+    bar_some(THREADS);
+}
+
 /* The block has stored the partials of `count` slices -> whether all of the job's are there. */
 __device__ __forceinline__ bool all_done(const struct job &j, uint32_t count, uint32_t *last) {
-    __syncthreads();
+    meet();
     if (count == j.slices)
         return true;
     if (threadIdx.x == 0) {
@@ -234,7 +241,7 @@ __device__ __forceinline__ bool all_done(const struct job &j, uint32_t count, ui
         if (*last)
             *j.word = 0;
     }
-    __syncthreads();
+    meet();
     return *last;
 }
 

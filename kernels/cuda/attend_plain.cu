@@ -12,7 +12,7 @@
 struct shared {
     struct job job;
     struct lk_cuda_row row;
-    struct lk_cuda_head found;
+    alignas(16) struct lk_cuda_head found;
     struct lk_cuda_stat stat[WARPS][QUERIES];
     float mass[WARPS * QUERIES];
     uint32_t last;
@@ -138,7 +138,10 @@ __device__ void run_slice(const struct attend_args &a, struct shared *s, uint32_
              own < t.queries && half < 2 * last; half += half % 2 ? 2 * parts - 1 : 1) {
             const struct octet h = look_up(t, half / 2, last, half % 2);
             const int position = octet_position(t, h);
-            const uint16_t *keys = octet_keys(a, t, h), *values = keys + (d << t.token_shift);
+            const uint16_t *keys =
+                (const uint16_t *)(a.pool.kv + octet_block(a, t, h) * a.pool.layout.head_bytes) +
+                h.in * d;
+            const uint16_t *values = keys + (d << t.token_shift);
             for (int i = 0; position != NEVER && i < 8 && position + i < limit; i++) {
                 float z = 0;
                 for (uint32_t ch = lane; ch < d; ch += 32)
@@ -180,6 +183,7 @@ __global__ void __launch_bounds__(THREADS)
             if (threadIdx.x == 0)
                 s->job = j;
             load_found(j, &s->found);
+            copy_wait<0>();
         }
         __syncthreads();
         const uint32_t begin = task - s->job.first, end = min(last - s->job.first, s->job.slices);

@@ -38,17 +38,23 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
+/* ---- registers of a thread: said by all warps of four that begin at a multiple of four ---- */
+
+template <int N> __device__ __forceinline__ void lower_registers() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+#endif
+}
+template <int N> __device__ __forceinline__ void raise_registers() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+#endif
+}
+
 /* ---- copies to shared memory that run beside the arithmetic; groups are a thread's own ---- */
 
 __device__ __forceinline__ void copy_async(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-/* 16 bytes, or, where they are not there, zeros: then nothing is read. */
-__device__ __forceinline__ void copy_or_clear(void *to, const void *from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                     (uint32_t)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(there ? 16 : 0)
-                 : "memory");
 }
 __device__ __forceinline__ void copy_word(uint32_t *to, const uint32_t *from) {
     asm volatile(
@@ -170,11 +176,23 @@ __device__ __forceinline__ uint32_t add_in_order(uint32_t *word, uint32_t x) {
 
 /* ---- barriers in shared memory, by their addresses there ---- */
 
-__device__ __forceinline__ void bar_init(uint32_t bar) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(bar) : "memory");
+/* A phase ends when `arrivals` have come, and the bytes they spoke of. */
+__device__ __forceinline__ void bar_init(uint32_t bar, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
 __device__ __forceinline__ void bar_arrive(uint32_t bar) {
     asm volatile("{.reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [%0];}" ::"r"(bar) : "memory");
+}
+/* By the warp, `times` of at most 32. */
+__device__ __forceinline__ void bar_arrive_times(uint32_t bar, uint32_t times) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x % 32 == 0)
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(times)
+                     : "memory");
+#else
+    if (threadIdx.x % 32 < times)
+        bar_arrive(bar);
+#endif
 }
 /* Has the phase ended? */
 __device__ __forceinline__ bool bar_test(uint32_t bar, uint32_t parity) {

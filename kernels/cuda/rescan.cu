@@ -69,6 +69,8 @@ __device__ __forceinline__ void read_table(const struct scan_args &a, const stru
     const struct lk_geometry *g = &a.pool.geometry;
     const uint32_t lane = threadIdx.x % 32;
     struct listed *const to = &four[lane / TILE];
+
+    __syncwarp(); /* what read_list() wrote */
     const uint32_t first = l.units ? to->first : 0,
                    left = l.units > first ? min(l.units - first, (uint32_t)TILE) : 0,
                    last = left ? min(lane % TILE, left - 1) : 0;

@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(32 * BLOCK_WARPS(R), 1)
     prefetch_batch(a.batch, a.stage);
     if (warp == a.scanners) {
         for (uint32_t i = threadIdx.x % 32; i < a.scanners * 2 * STAGES; i += 32)
-            bar_init(bars + i * 8);
+            bar_init(bars + i * 8, 1);
         bar_inits_done();
     }
     __syncthreads();

@@ -31,7 +31,7 @@ struct lk_cuda_pick {
     uint32_t kept;           /* 0: sampled */
 };
 
-struct lk_cuda_head {
+struct lk_cuda_head { /* a multiple of 16 bytes */
     uint32_t kept, sampled, listed, reserved;
     float
         rest[32]; /* log2 mass of the pages not kept, from scores; used where nothing is sampled */

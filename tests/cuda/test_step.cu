@@ -129,6 +129,29 @@ static void many_queries(void) {
     s.p.close();
 }
 
+/* Exact rows so long that a block walks many times over what it holds of them at once. */
+static void long_exact(void) {
+    for (uint32_t page_tokens : {8, 64}) {
+        lk_geometry g = {1, 1, 4, 64, page_tokens, 8, LK_BF16};
+        const uint64_t length = 70001;
+        struct scene s;
+        std::vector<request> rows;
+
+        s.open(g, (uint32_t)(length / page_tokens) + 80, processors);
+        sequence *q = s.add(0, length, 2);
+        s.ready();
+        for (uint32_t tokens : {1, 3, 16})
+            rows.push_back(s.ask(q, tokens));
+        rows[0].exact = 1;
+        s.run(rows);
+        for (request &r : rows) {
+            CHECK(r.plan.slice_tiles > 32, "%u tiles a slice", r.plan.slice_tiles);
+            s.check_output(r, "long exact", 1);
+        }
+        s.p.close();
+    }
+}
+
 /* Exact rows of several bands: a step that serves scored rows too has the same bits. */
 static void beside_scored(void) {
     for (uint32_t group : {4, 12, 24}) {
@@ -248,6 +271,7 @@ int main(int argc, char **argv) {
         if (strcmp(how, "--quick"))
             all();
         edges(16384);
+        long_exact();
         many_queries();
     }
     printf("test_step: %s\n", failures ? "FAILED" : "ok");

@@ -36,6 +36,9 @@ struct alignas(8) uint2 {
 struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
+struct alignas(8) int2 {
+    int x, y;
+};
 struct alignas(16) int4 {
     int x, y, z, w;
 };
@@ -144,6 +147,11 @@ template <class T> static inline void __stcg(T *at, T x) {
 template <class T> static inline T atomicAdd(T *at, T x) {
     T before = *at;
     *at += x;
+    return before;
+}
+static inline int atomicMax(int *at, int x) {
+    int before = *at;
+    *at = max(before, x);
     return before;
 }
 static inline uint32_t atomicOr(uint32_t *at, uint32_t x) {
@@ -272,7 +280,8 @@ static inline cudaError_t cudaGetDeviceCount(int *ret) {
     return cudaSuccess;
 }
 static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int) {
-    ret->multiProcessorCount = 132;
+    const char *text = getenv("LK_EMULATED_PROCESSORS");
+    ret->multiProcessorCount = text ? atoi(text) : 132;
     return cudaSuccess;
 }
 template <class F>

@@ -7,6 +7,7 @@
 #ifndef LK_CUDA_PTX_CUH
 #define LK_CUDA_PTX_CUH
 #define LK_CUDA_TEAM_CUH
+#define LK_CUDA_BOXES_CUH
 
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
@@ -30,14 +31,15 @@ static inline void wait_for_previous(void) {
 static inline void let_next_start(void) {
 }
 
+template <int N> static inline void lower_registers(void) {
+}
+template <int N> static inline void raise_registers(void) {
+}
+
 /* ---- copies ---- */
 
 static inline void copy_async(uint32_t to, const void *from) {
     emulated::copy_late(at_address(to), from, 16);
-}
-static inline void copy_or_clear(void *to, const void *from, bool there) {
-    static const uint8_t zeros[16] = {};
-    emulated::copy_late(to, there ? from : zeros, 16);
 }
 static inline void copy_word(uint32_t *to, const uint32_t *from) {
     emulated::copy_late(to, from, 4);
@@ -167,11 +169,15 @@ static inline uint32_t add_in_order(uint32_t *word, uint32_t x) {
 
 /* ---- barriers ---- */
 
-static inline void bar_init(uint32_t bar) {
-    emulated::barrier_init(barrier_at(bar), 1);
+static inline void bar_init(uint32_t bar, uint32_t arrivals) {
+    emulated::barrier_init(barrier_at(bar), arrivals);
 }
 static inline void bar_arrive(uint32_t bar) {
     emulated::barrier_arrive(barrier_at(bar));
+}
+static inline void bar_arrive_times(uint32_t bar, uint32_t times) {
+    if (threadIdx.x % 32 < times)
+        bar_arrive(bar);
 }
 static inline bool bar_test(uint32_t bar, uint32_t parity) {
     return emulated::barrier_passed(barrier_at(bar), parity);
@@ -201,6 +207,43 @@ static inline void start_copy(uint32_t to, const uint8_t *from, uint32_t bytes, 
         emulated::send_late(at_address(to), from, NULL, bytes, barrier_at(bar));
     else
         emulated::copy_late(at_address(to), from, bytes);
+}
+
+/* ---- boxes ---- */
+
+#define BOX_CHANNELS 64
+#define BOX_ROW      128
+#define BOX_ALIGN    1024
+
+struct boxes {
+    const uint8_t *base;
+    uint32_t row_bytes, block_rows, box_rows;
+};
+
+static inline int make_boxes(const void *base, uint32_t channels, uint32_t rows, uint64_t,
+                             uint32_t box_rows, struct boxes *ret) {
+    *ret = {(const uint8_t *)base, 2 * channels, rows, box_rows};
+    return 0;
+}
+static inline void prefetch_boxes(const struct boxes &) {
+}
+static inline void expect_boxes(uint32_t bar, uint32_t bytes) {
+    emulated::barrier_expect(barrier_at(bar), bytes);
+}
+/* The place of a chunk follows from its address: bits 4 to 6 are crossed with bits 7 to 9. */
+static inline void start_box(const struct boxes &b, uint32_t to, uint32_t channel, uint32_t row,
+                             uint32_t block, uint32_t bar) {
+    const uint8_t *from =
+        b.base + ((uint64_t)block * b.block_rows + row) * b.row_bytes + 2 * channel;
+
+    for (uint32_t i = 0; i < 8 * b.box_rows; i++) {
+        const uint32_t at = to + 16 * i;
+        emulated::send_late(at_address(at ^ (at >> 7 & 7) << 4),
+                            from + (uint64_t)(i / 8) * b.row_bytes + 16 * (i % 8), NULL, 16,
+                            barrier_at(bar));
+    }
+}
+static inline void boxes_started(uint32_t) {
 }
 
 /* ---- teams ---- */

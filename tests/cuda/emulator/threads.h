@@ -11,7 +11,8 @@
  * copy starts and filled when somebody waits for it, so that whoever reads without waiting reads
  * nonsense.
  *
- * $LK_EMULATED_ARCH is 900 (default) or 800: what the device can do. One host thread; x86-64.
+ * $LK_EMULATED_ARCH is 900 (default) or 800: what the device can do; $LK_EMULATED_PROCESSORS how
+ * many multiprocessors it has (132): few give each block much to do. One host thread; x86-64.
  */
 #ifndef LK_EMULATOR_THREADS_H
 #define LK_EMULATOR_THREADS_H
