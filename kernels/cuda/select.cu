@@ -12,12 +12,17 @@
  * and recent pages, and for those that equal the cut and are kept; NEVER for a page that does not
  * compete. As signed numbers, words above the cut are kept.
  *
- * Cut: the k-th largest word by three digits of 11, 11 and 8 bits, from the top, until a bin is
- * kept whole: counted in the block, added up by the block that owns the bins, read by all. Where
- * equal words straddle the cut, the lower pages are kept.
+ * Cut: the k-th largest word lies in a range of words, at first one where it is likely. Each block
+ * counts its words in 128 bins of the range and sends the counts to all; the bin with the k-th is
+ * the next range. That ends when a bin is kept whole or has few words: these, and what the rest of
+ * a span sums up to, are sent to all, and every block finds the cut and what the others keep by
+ * itself. Where equal words straddle the cut, the lower pages are kept.
  *
  * Sample: weights of the pages not kept, summed by 32 pages, then over the span, then over the
- * team, give each stratum's point its span; a warp finds the point's 32 pages and the page.
+ * team, give each stratum's point its span; a warp finds the point's 32 pages and the page. Unless
+ * a page may be hit twice, the points also say how many picks lower spans have.
+ *
+ * What all warps need they work out each by itself: that costs less than a barrier.
  *
  * A span too long for shared memory has its words in the row's workspace.
  */
@@ -27,9 +32,12 @@
 
 #define THREADS       512
 #define WARPS         (THREADS / 32)
-#define BINS          2048
-#define ROUNDS        3
-#define PER           (BINS / THREADS)
+#define BINS          128
+#define ROUNDS        6   /* ranges of words: the first, or all others; then 7 bits less each */
+#define FIRST_SHIFT   20  /* the first range's bins: an eighth of a power of two */
+#define FIRST_PRUNE   19  /* or a sixteenth */
+#define CUTS          2   /* found by a block at most: again for a mass target */
+#define FEW           128 /* words that are sent to all */
 #define GROUPS_SHARED (LK_CUDA_SPAN_PAGES / 32)
 #define HITS_SHARED   LK_CUDA_SPAN_HITS
 #define SHARE         0x3fffffff /* the bits of a word that are the share */
@@ -47,9 +55,16 @@ struct select_args {
 };
 
 struct hit {
-    uint32_t
-        page; /* NO_PAGE: none, or the page of the hit before. In a workspace other spans' too */
+    uint32_t page; /* NO_PAGE: that of the hit before */
     float bias;
+};
+
+/* Where a span's values are: shared memory, or the row's workspace. */
+struct view {
+    int32_t *words;
+    uint32_t *kept, *taken; /* masks of a group; taken: kept or hit */
+    uint64_t *weight;       /* of a group's pages that are not kept */
+    struct hit *hits;       /* by stratum */
 };
 
 /* The pages (or, pruning superpages: units of four pages) of a block, and whatever is needed of its
@@ -57,9 +72,11 @@ struct hit {
 struct span {
     uint32_t head, group, stride;
     uint32_t units, base, count;  /* of the row; first and number of the span's */
-    uint32_t groups, per;         /* groups of 32 units; groups of an entry, a thread's own */
+    uint32_t groups, per_bits;    /* groups of 32 units; log2 of those that are a lane's own */
     uint32_t k, sampled;          /* to keep; to sample */
     uint32_t sink, tail;          /* kept whatever their share */
+    int32_t low;                  /* least word of the first range */
+    bool spills;                  /* `spill` says where the words are */
     uint32_t step;                /* pages of a unit */
     uint32_t fetch, shift, layer; /* fetch pages to L2; of the table */
     uint32_t parts_count, listed_most, after; /* after: pages after the last superpage */
@@ -71,10 +88,7 @@ struct span {
     struct lk_cuda_head *found;
     struct lk_page_weight *list;
     const uint32_t *table;
-    int32_t *words;
-    uint32_t *kept, *taken, *place; /* masks of a group; picks before it */
-    uint64_t *weight;               /* of a group's pages that are not kept */
-    struct hit *hits;               /* by stratum */
+    struct view spill;
 };
 
 struct cut {
@@ -82,43 +96,75 @@ struct cut {
     uint32_t ties; /* and so many that equal it */
 };
 
+/* Words above `high` are kept, those below `low` are not; of the `inside` ones between, `need`. */
+struct bracket {
+    int32_t high, low;
+    uint32_t need, inside;
+};
+
+struct tally {
+    uint64_t weight;
+    uint32_t left, kept;
+};
+struct sums {                      /* of pages not kept; pages kept */
+    struct tally before, own, all; /* in lower spans, in this, in the row */
+    uint32_t most;                 /* no share of the row's pages that are not kept is larger */
+};
+
 struct shared {
-    alignas(16) uint32_t bins[BINS];
-    alignas(16) uint32_t total[ROUNDS][BINS / 2]; /* of the team, this block's bins */
-    uint4 peers[3][LK_TEAM_MOST];
+    alignas(16) uint32_t bins[ROUNDS][BINS], all_bins[ROUNDS][BINS]; /* zero at first */
+    uint32_t peer_bins[2][LK_TEAM_MOST][BINS]; /* of this round and the next */
+    uint4 peers[LK_TEAM_MOST];                 /* of each block: weight, kept and few, most */
+    uint32_t few[LK_TEAM_MOST][FEW + 4];       /* the blocks' words inside the bracket */
+    alignas(16) uint32_t inside[FEW];          /* this block's */
+    uint32_t inside_at[FEW];                   /* the page in the span */
+    int32_t all_few[FEW + 4];                  /* of the team, read by fours */
+    uint32_t equal[LK_TEAM_MOST];
+    uint4 taken_by[LK_TEAM_MOST];
     union {
         struct hit hits[HITS_SHARED];
         int32_t list[LK_CUDA_BUDGET_PAGES_MAX];
     };
     int32_t words[LK_CUDA_SPAN_PAGES];
-    uint64_t weight[GROUPS_SHARED], entry_weight[THREADS], warp_weight[WARPS];
-    uint32_t kept[GROUPS_SHARED], taken[GROUPS_SHARED], place[GROUPS_SHARED];
-    uint32_t entry_left[THREADS], warp_count[WARPS];
-    float lse[LK_GROUP_MAX + 4]; /* read by fours */
+    uint64_t weight[GROUPS_SHARED], warp_weight[WARPS];
+    uint32_t kept[GROUPS_SHARED], taken[GROUPS_SHARED];
+    uint32_t warp_count[WARPS], warp_most[WARPS];
+    float lse[WARPS][LK_GROUP_MAX + 4]; /* a warp's own; read by fours */
     float2 part[LK_GROUP_MAX];
-    uint32_t bin, above, inside, listed;
+    uint32_t listed, few_own[2 * CUTS], rows;
     uint4 agreed;
-    alignas(8) uint64_t arrived[3]; /* barriers: the peers' numbers are there */
+    /* barriers: peer_bins are here; peers and few, again where words are equal; taken_by */
+    alignas(8) uint64_t bins_here[CUTS][ROUNDS], sums_here[2 * CUTS], places_here;
+    struct sums sums; /* after a mass target */
     struct span span;
     struct lk_cuda_row row;
 };
+static_assert(LK_GROUP_MAX <= 32, "a query head a lane");
 
 /* ---- the span ---- */
 
 /* Words and the like of a span that shared memory cannot hold. */
-__device__ __forceinline__ void use_workspace(struct span *p, const struct lk_cuda_row *r) {
-    const uint32_t pages = (r->pages + 31) / 32 * 32, first = p->base / 32, groups = pages / 32;
-    uint8_t *at = r->workspace + r->spill + p->head * lk_cuda_spill_bytes(pages, r->sampled);
+__device__ __forceinline__ struct view use_workspace(const struct span &p,
+                                                     const struct lk_cuda_row *r) {
+    const uint32_t pages = (r->pages + 31) / 32 * 32, first = p.base / 32, groups = pages / 32;
+    uint8_t *at = r->workspace + r->spill + p.head * lk_cuda_spill_bytes(pages, r->sampled);
+    struct view v;
 
-    p->weight = (uint64_t *)at + first;
+    v.weight = (uint64_t *)at + first;
     at += groups * 8ull;
-    p->hits = (struct hit *)at;
+    v.hits = (struct hit *)at;
     at += r->sampled * 8ull;
-    p->words = (int32_t *)at + p->base;
+    v.words = (int32_t *)at + p.base;
     at += pages * 4ull;
-    p->kept = (uint32_t *)at + first;
-    p->taken = p->kept + groups;
-    p->place = p->taken + groups;
+    v.kept = (uint32_t *)at + first;
+    v.taken = v.kept + groups;
+    return v;
+}
+
+template <bool SPILL> __device__ __forceinline__ struct view view_of(struct shared *s) {
+    if (SPILL)
+        return s->span.spill;
+    return {s->words, s->kept, s->taken, s->weight, s->hits};
 }
 
 template <bool PRUNE>
@@ -146,7 +192,7 @@ template <bool PRUNE>
 __device__ __forceinline__ void make_span(const struct select_args &a, struct shared *s,
                                           const struct lk_cuda_row *r, uint32_t head) {
     struct span p = {};
-    uint32_t most;
+    uint32_t most, k;
 
     p.head = head;
     p.group = a.pool.geometry.group;
@@ -170,28 +216,22 @@ __device__ __forceinline__ void make_span(const struct select_args &a, struct sh
     p.base = min(most * team_rank(), p.units);
     p.count = min(most, p.units - p.base);
     p.groups = (p.count + 31) / 32;
-    p.per = (p.groups + THREADS - 1) / THREADS;
-    p.words = s->words;
-    p.kept = s->kept;
-    p.taken = s->taken;
-    p.place = s->place;
-    p.weight = s->weight;
-    p.hits = s->hits;
+    while (32u << p.per_bits < p.groups)
+        p.per_bits++;
+    /* of k shares the least is at most 1 / k: some powers of two down from twice that */
+    k = PRUNE ? p.k : p.k - p.sink - p.tail;
+    p.low = (int32_t)(__float_as_uint(2.f / max(k, 1u)) & 0x7f800000) -
+            (BINS << (PRUNE ? FIRST_PRUNE : FIRST_SHIFT));
     find_memory<PRUNE>(&p, r);
-    if (most > LK_CUDA_SPAN_PAGES || p.sampled > LK_CUDA_SPAN_HITS)
-        use_workspace(&p, r);
+    p.spills = most > LK_CUDA_SPAN_PAGES || p.sampled > LK_CUDA_SPAN_HITS;
+    if (p.spills)
+        p.spill = use_workspace(p, r);
     s->span = p;
 }
 
-__device__ __forceinline__ uint32_t find_physical(const struct span &p, uint32_t page) {
-    return (p.table[page >> p.shift] << p.shift) + (page & ((1u << p.shift) - 1));
-}
-
-/* floor(2^32 share) + 1, by the share's own exponent. */
+/* floor(2^32 share) + 1. Multiplying by a power of two is exact. */
 __device__ __forceinline__ uint64_t weight_of(int32_t word) {
-    const uint32_t bits = (uint32_t)word & SHARE, mantissa = (bits & 0x7fffff) | 0x800000;
-    const int shift = (int)(bits >> 23) - 118;
-    return (shift >= 0 ? (uint64_t)mantissa << shift : shift > -24 ? mantissa >> -shift : 0) + 1;
+    return (uint64_t)(__uint_as_float((uint32_t)word & SHARE) * 4294967296.f) + 1;
 }
 
 /* Whatever is read of the table later lies in L2 by then. */
@@ -211,23 +251,25 @@ __device__ __forceinline__ void fetch_page(const struct select_args &a, const st
                        (uint32_t)a.pool.layout.head_bytes);
 }
 
-/* ---- sums ---- */
+/* ---- sums: all roundings are named, for the kernel's forms to have the same bits ---- */
 
 __device__ __forceinline__ float2 warp_merge(float2 x) {
     const float peak = warp_max(x.x), base = peak == -INFINITY ? 0.f : peak;
-    return make_float2(peak, warp_sum(x.y * exp2_fast(x.x - base)));
+    return make_float2(peak, warp_sum(__fmul_rn(x.y, exp2_fast(x.x - base))));
 }
 
 /* log2 of the sum over all pages, by query head: from the parts that the last pass left. */
 __device__ __forceinline__ void sum_parts(const struct span &p, struct shared *s) {
     const uint32_t lane = threadIdx.x % 32, warp = warp_index();
     const uint32_t count = p.parts_count, stride = p.stride;
-    const uint32_t share = p.group < WARPS ? WARPS / p.group : 1; /* warps a query head */
+    const float2 *newest = p.newest, *parts = p.parts;
+    const uint32_t bits = p.group > 8 ? 0 : p.group > 4 ? 1 : p.group > 2 ? 2 : 3;
+    const uint32_t share = 1u << bits, items = p.group << bits; /* warps a query head; at most 32 */
 
 #pragma unroll 1
-    for (uint32_t item = warp; item < p.group * share; item += WARPS) {
-        const uint32_t g = item / share, own = item % share * 32 + lane;
-        float2 sum = own == 0 ? __ldcg(&p.newest[g]) : make_float2(-INFINITY, 0.f);
+    for (uint32_t item = warp; item < items; item += WARPS) {
+        const uint32_t g = item >> bits, own = (item & (share - 1)) * 32 + lane;
+        float2 sum = own == 0 ? __ldcg(&newest[g]) : make_float2(-INFINITY, 0.f);
 #pragma unroll 1
         for (uint32_t i = own; i < count; i += 128 * share) {
             float2 v[4];
@@ -235,7 +277,7 @@ __device__ __forceinline__ void sum_parts(const struct span &p, struct shared *s
 #pragma unroll
             for (int x = 0; x < 4; x++) {
                 v[x] = i + 32 * share * x < count
-                           ? __ldcg(&p.parts[(uint64_t)(i + 32 * share * x) * stride + g])
+                           ? __ldcg(&parts[(i + 32 * share * x) * stride + g])
                            : make_float2(-INFINITY, 0.f);
             }
 #pragma unroll
@@ -253,16 +295,20 @@ __device__ __forceinline__ void sum_parts(const struct span &p, struct shared *s
             s->part[item] = sum;
     }
     __syncthreads();
-    if (threadIdx.x < p.group) {
-        float2 sum = s->part[threadIdx.x * share];
-        for (uint32_t i = 1; i < share; i++)
-            sum = merge_parts(sum, s->part[threadIdx.x * share + i]);
-        s->lse[threadIdx.x] = sum.x + log2_fast(sum.y);
+    float2 sum = lane < items ? s->part[lane] : make_float2(-INFINITY, 0.f);
+    for (uint32_t o = 1; o < share; o <<= 1) {
+        const float2 other = make_float2(__shfl_xor_sync(LK_FULL_WARP, sum.x, o),
+                                         __shfl_xor_sync(LK_FULL_WARP, sum.y, o));
+        const float peak = fmaxf(sum.x, other.x), base = peak == -INFINITY ? 0.f : peak;
+        sum.y = fmaf(sum.y, exp2_fast(sum.x - base), __fmul_rn(other.y, exp2_fast(other.x - base)));
+        sum.x = peak;
     }
-    __syncthreads();
+    if (lane < items && lane % share == 0)
+        s->lse[warp][lane >> bits] = sum.x + log2_fast(sum.y);
+    __syncwarp();
 }
 
-/* Sum over a warp of numbers below 2^58, in three parts that 32 bits hold. */
+/* Sum over a warp modulo 2^64, in three parts that 32 bits hold. */
 __device__ __forceinline__ uint64_t warp_add(uint64_t x) {
     const uint32_t mask = (1u << 26) - 1;
     const uint64_t low = __reduce_add_sync(LK_FULL_WARP, (uint32_t)x & mask);
@@ -283,124 +329,61 @@ template <class T> __device__ __forceinline__ T warp_scan(T x) {
     return x;
 }
 
-/* Inclusive sums over the block's threads; the two side by side. */
-__device__ __forceinline__ void block_scan(struct shared *s, uint64_t *weight, uint32_t *count) {
-    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
-    uint64_t w = *weight;
-    uint32_t c = *count;
-
-#pragma unroll
-    for (int o = 1; o < 32; o <<= 1) {
-        uint64_t x = __shfl_up_sync(LK_FULL_WARP, w, o);
-        uint32_t y = __shfl_up_sync(LK_FULL_WARP, c, o);
-        w += lane >= o ? x : 0;
-        c += lane >= o ? y : 0;
-    }
-    if (lane == 31) {
-        s->warp_weight[warp] = w;
-        s->warp_count[warp] = c;
-    }
-    __syncthreads();
-    *weight = w + warp_add(lane < warp ? s->warp_weight[lane] : 0);
-    *count = c + __reduce_add_sync(LK_FULL_WARP, lane < warp ? s->warp_count[lane] : 0);
-}
-
-/* The same of counts alone. */
-__device__ __forceinline__ uint32_t block_count(struct shared *s, uint32_t count) {
-    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
-
-    count = warp_scan(count);
-    if (lane == 31)
-        s->warp_count[warp] = count;
-    __syncthreads();
-    return count + __reduce_add_sync(LK_FULL_WARP, lane < warp ? s->warp_count[lane] : 0);
-}
-
-struct tally {
-    uint64_t weight;
-    uint32_t left, kept; /* or whatever is counted */
-};
-
-/* Add what all blocks of the team give, each by its last thread -> those of lower rank; *all: the
- * team's. Each slot once. `meanwhile` runs while the others are waited for. */
-template <class F>
-__device__ __forceinline__ struct tally
-team_sum(struct shared *s, uint32_t slot, const struct tally &own, struct tally *all, F meanwhile) {
-    const uint32_t lane = threadIdx.x % 32;
-    uint4 x = make_uint4((uint32_t)own.weight, (uint32_t)(own.weight >> 32), own.left, own.kept);
-    struct tally in = {};
-
-    if (threadIdx.x / 32 == WARPS - 1) {
-        x.x = __shfl_sync(LK_FULL_WARP, x.x, 31);
-        x.y = __shfl_sync(LK_FULL_WARP, x.y, 31);
-        x.z = __shfl_sync(LK_FULL_WARP, x.z, 31);
-        x.w = __shfl_sync(LK_FULL_WARP, x.w, 31);
-        if (lane < team_size())
-            team_send(&s->peers[slot][team_rank()], x, &s->arrived[slot], lane);
-    }
-    meanwhile();
-    team_receive(&s->arrived[slot]);
-    if (lane < team_size()) {
-        x = s->peers[slot][lane];
-        in = {(uint64_t)x.y << 32 | x.x, x.z, x.w};
-    }
-    *all = {warp_add(in.weight), __reduce_add_sync(LK_FULL_WARP, in.left),
-            __reduce_add_sync(LK_FULL_WARP, in.kept)};
-    if (lane >= team_rank())
-        in = {};
-    return {warp_add(in.weight), __reduce_add_sync(LK_FULL_WARP, in.left),
-            __reduce_add_sync(LK_FULL_WARP, in.kept)};
-}
-
 /* ---- shares ---- */
 
-/* Four scores of four units, THREADS apart. */
-__device__ __forceinline__ void load_scores(const struct span &p, uint32_t i, uint32_t g,
-                                            float4 v[4]) {
-    const uint32_t step = p.step * p.stride, count = p.count;
-    const float *from = p.scores + (uint64_t)p.base * step + g;
-
+/* Four scores of up to four units, THREADS apart. */
+__device__ __forceinline__ void load_scores(const float *from, uint32_t step, uint32_t i,
+                                            uint32_t count, float4 v[4]) {
 #pragma unroll
-    for (int x = 0; x < 4; x++)
-        if (i + x * THREADS < count)
-            v[x] = __ldcg((const float4 *)(from + (uint64_t)(i + x * THREADS) * step));
+    for (int x = 0; x < 4; x++) {
+        const uint32_t j = i + x * THREADS;
+        if (j >= count)
+            break;
+        v[x] = __ldcg((const float4 *)(from + j * step));
+    }
 }
 
 __device__ __forceinline__ bool is_forced(const struct span &p, uint32_t page) {
     return page < p.sink || page + p.tail >= p.units;
 }
 
-/* A unit's word, and its first digit's bin. */
+/* A unit's word, and its bin. */
 template <bool PRUNE>
-__device__ __forceinline__ void store_word(struct shared *s, int32_t *to, float share,
+__device__ __forceinline__ void store_word(struct shared *s, int32_t *to, int32_t low, float share,
                                            bool competes, bool forced) {
     int32_t word = share >= SHARE_FLOOR ? (int32_t)__float_as_uint(fminf(share, 1.5f)) : 0;
 
     if (!PRUNE)
         word |= forced ? SURE : competes ? 0 : NEVER;
     *to = word;
-    if (word >> 30 == 0)
-        atomicAdd(&s->bins[word >> 19], 1u);
+    if (word >= low && word <= SHARE)
+        atomicAdd(&s->bins[0][min((word - low) >> (PRUNE ? FIRST_PRUNE : FIRST_SHIFT), BINS - 1)],
+                  1u);
 }
 
+/* Begins when the scores are there. */
 template <bool PRUNE>
-__device__ __forceinline__ void make_words(const struct span &p, struct shared *s) {
+__device__ __forceinline__ void make_words(const struct span &p, struct shared *s, int32_t *words,
+                                           struct lk_cuda_clock *clock) {
     const uint32_t count = p.count, group = p.group, base = p.base, sink = p.sink;
-    const uint32_t tail = p.units - p.tail;
+    const uint32_t tail = p.units - p.tail, step = p.step * p.stride;
     const float lift = p.step == 4 ? 2.f : 0.f, mean = 1.f / group;
-    int32_t *words = p.words;
+    const float *lse = s->lse[warp_index()], *from = p.scores + (uint64_t)base * step;
+    const int32_t low = p.low;
     uint32_t i = threadIdx.x, g = 0;
     float sum[4] = {0, 0, 0, 0};
     bool competes[4];
     float4 next[4];
 
-    load_scores(p, i, 0, next);
+    wait_for_previous();
+    note_time(clock, PRUNE ? LK_CUDA_AT_PRUNE : LK_CUDA_AT_SELECT);
+    load_scores(from, step, i, count, next);
     sum_parts(p, s);
 #pragma unroll 1
     while (i < count) {
         const uint32_t at = i, first = g;
-        const float l0 = s->lse[g] - lift, l1 = s->lse[g + 1] - lift;
-        const float l2 = s->lse[g + 2] - lift, l3 = s->lse[g + 3] - lift;
+        const float l0 = lse[g] - lift, l1 = lse[g + 1] - lift;
+        const float l2 = lse[g + 2] - lift, l3 = lse[g + 3] - lift;
         float4 v[4];
 #pragma unroll
         for (int x = 0; x < 4; x++)
@@ -410,7 +393,7 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
             g = 0;
             i += 4 * THREADS;
         }
-        load_scores(p, i, g, next);
+        load_scores(from + g, step, i, count, next);
 #pragma unroll
         for (int x = 0; x < 4; x++) {
             const uint32_t j = at + x * THREADS;
@@ -425,7 +408,7 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
             sum[x] += first + 2 < group ? exp2_fast(v[x].z - l2) : 0.f;
             sum[x] += first + 3 < group ? exp2_fast(v[x].w - l3) : 0.f;
             if (g == 0)
-                store_word<PRUNE>(s, &words[j], sum[x] * mean, competes[x],
+                store_word<PRUNE>(s, &words[j], low, sum[x] * mean, competes[x],
                                   base + j < sink || base + j >= tail);
         }
     }
@@ -433,151 +416,366 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
 
 /* ---- the cut ---- */
 
-/* Bins counted in this block -> of the team, for this thread's PER from `at` on. */
-__device__ __forceinline__ void add_bins(struct shared *s, uint32_t round, uint32_t at,
-                                         uint32_t x[PER]) {
-    const uint32_t slice = BINS / team_size();
+__device__ __forceinline__ void clear_counts(struct shared *s) {
+    constexpr uint32_t bytes = sizeof s->bins + sizeof s->all_bins;
 
-#pragma unroll
-    for (int i = 0; i < PER; i += 4) {
-        uint4 *own = (uint4 *)&s->bins[at + i], v = *own;
-        *own = make_uint4(0, 0, 0, 0);
-        x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
-    }
-    if (team_size() == 1)
-        return;
-    const uint32_t address = team_address(&s->total[round][at % slice], at / slice);
-#pragma unroll
-    for (int i = 0; i < PER; i++)
-        if (x[i])
-            team_count(address + 4 * i, x[i]);
-    team_barrier();
-#pragma unroll
-    for (int i = 0; i < PER; i += 4) {
-        const uint4 v = team_load(address + 4 * i);
-        x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
-    }
-}
-
-/* The bin in which the need-th from the top lies: s->bin, s->above, s->inside. -> words in all. */
-__device__ __forceinline__ uint32_t find_bin(struct shared *s, const uint32_t x[PER], uint32_t at,
-                                             uint32_t need) {
-    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
-    uint32_t sum = 0, scan, before, total;
-
-#pragma unroll
-    for (int i = 0; i < PER; i++)
-        sum += x[i];
-    scan = warp_scan(sum);
-    if (lane == 31)
-        s->warp_count[warp] = scan;
-    __syncthreads();
-    const uint32_t y = lane < WARPS ? s->warp_count[lane] : 0;
-    total = __reduce_add_sync(LK_FULL_WARP, y);
-    before = __reduce_add_sync(LK_FULL_WARP, lane < warp ? y : 0) + scan - sum;
-    if (before < need && before + sum >= need) {
-#pragma unroll
-        for (int i = PER - 1; i >= 0; i--) {
-            if (before < need && before + x[i] >= need) {
-                s->bin = at + i;
-                s->above = before;
-                s->inside = x[i];
-            }
-            before += x[i];
-        }
-    }
-    __syncthreads();
-    return total;
-}
-
-/* The cut that leaves the best k of the team's words but the sure ones. `filled`: the first digit
- * is counted. */
-__device__ __forceinline__ struct cut find_cut(const struct span &p, struct shared *s, uint32_t k,
-                                               bool filled) {
-    const uint32_t at = PER * (THREADS - 1 - threadIdx.x); /* from the top */
-    uint32_t need = k, prefix = 0, upper = 30;
-
-    if (k == 0) {
-        __syncthreads();
-        return {SHARE, 0};
-    }
 #pragma unroll 1
-    for (uint32_t round = 0; round < ROUNDS; round++) {
-        const uint32_t shift = round == 0 ? 19 : round == 1 ? 8 : 0, bits = upper - shift;
-        if (round || !filled)
+    for (uint32_t i = threadIdx.x; i < bytes / 16; i += THREADS)
+        ((uint4 *)s)[i] = make_uint4(0, 0, 0, 0);
+}
+
+struct bin {
+    uint32_t number, above, inside; /* words in higher bins, in this */
+    uint32_t all;
+};
+
+/* The team's counts of a round from its blocks'. -> where they are. */
+__device__ __forceinline__ const uint32_t *add_counts(struct shared *s, uint32_t round,
+                                                      uint64_t *here) {
+    const uint32_t *own = s->bins[round], lane = threadIdx.x % 32;
+    uint32_t(*peers)[BINS] = s->peer_bins[round % 2], sum = 0;
+
+    __syncthreads();
+    if (team_size() == 1)
+        return own;
+#pragma unroll 1
+    for (uint32_t rank = warp_index(); rank < team_size(); rank += WARPS)
+        team_send(&peers[team_rank()][4 * lane], *(const uint4 *)&own[4 * lane], here, rank);
+    team_receive(here);
+#pragma unroll 4
+    for (uint32_t rank = threadIdx.x / BINS; rank < team_size(); rank += THREADS / BINS)
+        sum += peers[rank][threadIdx.x % BINS];
+    if (sum)
+        atomicAdd(&s->all_bins[round][threadIdx.x % BINS], sum);
+    __syncthreads();
+    return s->all_bins[round];
+}
+
+/* The bin in which the need-th word from the top lies; none: .all < need. Each warp by itself. */
+__device__ __forceinline__ struct bin find_bin(const uint32_t *counts, uint32_t need) {
+    static_assert(BINS == 4 * 32, "four a lane");
+    const uint32_t lane = threadIdx.x % 32;
+    const uint4 x = *(const uint4 *)&counts[BINS - 4 - 4 * lane];
+    const uint32_t upto = warp_scan(x.x + x.y + x.z + x.w);
+    const uint32_t over = __ballot_sync(LK_FULL_WARP, upto >= need);
+    struct bin own = {BINS - 4 - 4 * lane, upto - x.x, x.x, 0}, r;
+
+    if (own.above >= need)
+        own = {own.number + 1, own.above - x.y, x.y, 0};
+    if (own.above >= need)
+        own = {own.number + 1, own.above - x.z, x.z, 0};
+    if (own.above >= need)
+        own = {own.number + 1, own.above - x.w, x.w, 0};
+    const uint32_t who = over ? __ffs(over) - 1 : 31;
+    r.number = __shfl_sync(LK_FULL_WARP, own.number, who);
+    r.above = __shfl_sync(LK_FULL_WARP, own.above, who);
+    r.inside = __shfl_sync(LK_FULL_WARP, own.inside, who);
+    r.all = __shfl_sync(LK_FULL_WARP, upto, 31);
+    return r;
+}
+
+__device__ __forceinline__ struct bracket bracket_of(int32_t word) {
+    return {word, word + 1, 0, 0};
+}
+
+/* The bracket of the cut that leaves the best k of the team's words but the sure ones. More than
+ * FEW inside: they are equal. nth: 0: the first range is counted, its bins 1 << first wide. */
+__device__ __forceinline__ struct bracket find_bracket(const struct span &p, struct shared *s,
+                                                       const int32_t *words, uint32_t k,
+                                                       uint32_t nth, uint32_t first) {
+    int32_t low = p.low, high = SHARE;
+    uint32_t need = k, shift = first;
+
+    if (k == 0)
+        return bracket_of(SHARE);
+#pragma unroll 1
+    for (uint32_t round = 0;; round++) {
+        if (round || nth)
 #pragma unroll 4
             for (uint32_t i = threadIdx.x; i < p.count; i += THREADS) {
-                int32_t w = p.words[i];
-                if ((uint32_t)w >> upper == prefix)
-                    atomicAdd(&s->bins[(uint32_t)w >> shift & ((1u << bits) - 1)], 1u);
+                const int32_t w = words[i];
+                if (w >= low && w <= high)
+                    atomicAdd(&s->bins[round][min((w - low) >> shift, BINS - 1)], 1u);
             }
-        __syncthreads();
-        uint32_t x[PER];
-        add_bins(s, round, at, x);
-        const uint32_t total = find_bin(s, x, at, need);
-        if (round == 0 && total <= k)
-            return {-1, 0};
-        prefix = prefix << bits | s->bin;
-        need -= s->above;
-        if (s->inside == need)
-            return {(int32_t)(prefix << shift) - 1, 0};
-        upper = shift;
+        const struct bin f = find_bin(add_counts(s, round, &s->bins_here[nth][round]), need);
+        if (f.all < need) {
+            if (round) /* nothing else competes */
+                return bracket_of(-1);
+            need -= f.all;
+            high = low - 1;
+            low = 0;
+        } else {
+            need -= f.above;
+            low += (int32_t)(f.number << shift);
+            if (round || f.number < BINS - 1) /* the first range's last bin has all above */
+                high = min(high, low + (int32_t)(1u << shift) - 1);
+            if (f.inside == need)
+                return bracket_of(low - 1);
+            if (f.inside <= FEW || low == high)
+                return {high, low, need, f.inside};
+        }
+        shift = max(25 - __clz(high - low), 0); /* 7 bits of those in which it may differ */
     }
-    return {(int32_t)prefix, need};
 }
 
-/* Place of a group's first taken page among the block's: p.place. -> this thread's last, inclusive
- * of its own groups. */
-__device__ __forceinline__ uint32_t place_groups(const struct span &p, struct shared *s) {
-    const uint32_t first = min(p.groups, threadIdx.x * p.per), last = min(p.groups, first + p.per);
-    uint32_t own = 0, count, at;
+/* Bits of the masks of the first `groups` groups. Each warp by itself. */
+__device__ __forceinline__ uint32_t count_masks(const uint32_t *masks, uint32_t groups) {
+    uint32_t own = 0;
 
 #pragma unroll 1
-    for (uint32_t g = first; g < last; g++)
-        own += __popc(p.taken[g]);
-    count = block_count(s, own);
-    at = count - own;
-#pragma unroll 1
-    for (uint32_t g = first; g < last; g++) {
-        p.place[g] = at;
-        at += __popc(p.taken[g]);
-    }
-    return count;
+    for (uint32_t g = threadIdx.x % 32; g < groups; g += 32)
+        own += __popc(masks[g]);
+    return __reduce_add_sync(LK_FULL_WARP, own);
+}
+
+/* Groups in runs, one a warp: the warp's, from first up to end. */
+struct run {
+    uint32_t first, end;
+};
+__device__ __forceinline__ struct run run_of(const struct span &p) {
+    const uint32_t most = (p.groups + WARPS - 1) / WARPS,
+                   first = min(p.groups, warp_index() * most);
+    return {first, min(p.groups, first + most)};
 }
 
 /* Mark the first cut.ties of the pages whose word is the cut. */
+template <bool SPILL>
 static __device__ __noinline__ void mark_ties(const struct span &p, struct shared *s,
                                               struct cut cut) {
+    const struct view v = view_of<SPILL>(s);
     const uint32_t lane = threadIdx.x % 32;
-    uint32_t before = 0;
+    const struct run own = run_of(p);
 
-    for (uint32_t g = warp_index(); g < p.groups; g += WARPS) {
+    for (uint32_t g = own.first; g < own.end; g++) {
         uint32_t i = 32 * g + lane;
-        uint32_t equal = __ballot_sync(LK_FULL_WARP, i < p.count && p.words[i] == cut.word);
+        uint32_t equal = __ballot_sync(LK_FULL_WARP, i < p.count && v.words[i] == cut.word);
         if (lane == 0)
-            p.taken[g] = equal;
+            v.taken[g] = equal;
     }
     __syncthreads();
-    const uint32_t count = place_groups(p, s);
-    if (threadIdx.x == THREADS - 1)
-        for (uint32_t i = 0; i < team_size(); i++)
-            team_store(team_address(&s->peers[0][team_rank()], i), make_uint4(count, 0, 0, 0));
+    const uint32_t all = count_masks(v.taken, p.groups);
+    uint32_t at = count_masks(v.taken, own.first);
+    if (threadIdx.x < team_size())
+        team_put(team_address(&s->equal[team_rank()], threadIdx.x), all);
     team_barrier();
     for (uint32_t i = 0; i < team_rank(); i++)
-        before += s->peers[0][i].x;
-    for (uint32_t g = warp_index(); g < p.groups; g += WARPS) {
-        uint32_t equal = p.taken[g], below = equal & ((1u << lane) - 1);
-        if (equal >> lane & 1 && before + p.place[g] + __popc(below) < cut.ties)
-            p.words[32 * g + lane] |= SURE;
+        at += s->equal[i];
+    for (uint32_t g = own.first; g < own.end; g++) {
+        const uint32_t equal = v.taken[g], below = equal & ((1u << lane) - 1);
+        if (equal >> lane & 1 && at + __popc(below) < cut.ties)
+            v.words[32 * g + lane] |= SURE;
+        at += __popc(equal);
     }
     __syncthreads();
 }
 
+/* Masks of the kept pages; weights of the others, those inside the bracket with them, which are
+ * listed, *few; by warp, what there is of them. And the shares are written. */
+template <bool PRUNE>
+__device__ __forceinline__ void mark_kept(const struct span &p, struct shared *s,
+                                          const struct view &v, const struct bracket &b,
+                                          uint32_t *few) {
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
+    const uint32_t groups = p.groups, count = p.count;
+    const int32_t high = b.high, low = b.low;
+    uint32_t most = 0, kept_count = 0;
+    uint64_t weight = 0;
+    uint32_t *shares = PRUNE ? NULL : p.shares + p.base;
+    const bool sampled = p.sampled;
+
+#pragma unroll 2
+    for (uint32_t g = warp; g < groups; g += WARPS) {
+        const uint32_t i = 32 * g + lane;
+        const int32_t w = i < count ? v.words[i] : NEVER;
+        const bool kept = w > high;
+        const uint32_t mask = __ballot_sync(LK_FULL_WARP, kept);
+
+        if (w >= low && !kept) {
+            const uint32_t at = atomicAdd(few, 1u);
+            s->inside[at] = w;
+            s->inside_at[at] = i;
+        }
+        if (sampled) {
+            const uint64_t x = i < count && !kept ? weight_of(w) : 0;
+            const uint32_t low24 = __reduce_add_sync(LK_FULL_WARP, (uint32_t)(x & 0xffffff));
+            const uint32_t above = __reduce_add_sync(LK_FULL_WARP, (uint32_t)(x >> 24));
+            const uint64_t sum = ((uint64_t)above << 24) + low24;
+            weight += sum;
+            most = kept ? most : max(most, (uint32_t)w & SHARE);
+            if (lane == 0)
+                v.weight[g] = sum;
+        }
+        if (!PRUNE && i < count)
+            shares[i] = ((uint32_t)w & SHARE) | (kept ? MARK : 0);
+        kept_count += __popc(mask);
+        if (lane == 0)
+            v.kept[g] = v.taken[g] = mask;
+    }
+    most = __reduce_max_sync(LK_FULL_WARP, most);
+    if (lane == 0) {
+        s->warp_weight[warp] = weight;
+        s->warp_count[warp] = kept_count;
+        s->warp_most[warp] = most;
+    }
+    __syncthreads();
+}
+
+/* What mark_kept() found -> to all blocks of the team: s->peers, s->few. */
+__device__ __forceinline__ void send_sums(struct shared *s, uint32_t inside, uint32_t few,
+                                          uint64_t *here) {
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index(), quads = (inside + 3) / 4;
+
+    if (threadIdx.x == 0)
+        team_expect(here, team_size() * 16 * (1 + quads));
+#pragma unroll 1
+    for (uint32_t rank = warp; rank < team_size(); rank += WARPS) {
+        const bool in = lane < WARPS;
+        const uint64_t weight = warp_add(in ? s->warp_weight[lane] : 0);
+        const uint32_t kept = __reduce_add_sync(LK_FULL_WARP, in ? s->warp_count[lane] : 0);
+        const uint32_t most = __reduce_max_sync(LK_FULL_WARP, in ? s->warp_most[lane] : 0);
+        if (lane == 0)
+            team_send(&s->peers[team_rank()],
+                      make_uint4((uint32_t)weight, (uint32_t)(weight >> 32), kept << 8 | few, most),
+                      here, rank);
+        if (lane < quads)
+            team_send(&s->few[team_rank()][4 * lane], *(const uint4 *)&s->inside[4 * lane], here,
+                      rank);
+    }
+    team_receive(here);
+}
+
+/* The blocks' words inside the bracket, by rank: s->all_few, filled up to fours. */
+__device__ __forceinline__ void gather_few(struct shared *s, uint32_t inside, uint32_t few) {
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
+
+#pragma unroll 1
+    for (uint32_t rank = warp; rank < team_size(); rank += WARPS) {
+        const uint32_t first = __reduce_add_sync(LK_FULL_WARP, lane < rank ? few : 0);
+        const uint32_t own = __shfl_sync(LK_FULL_WARP, few, rank);
+        for (uint32_t i = lane; i < own; i += 32)
+            s->all_few[first + i] = (int32_t)s->few[rank][i];
+    }
+    if (threadIdx.x < 4)
+        s->all_few[inside + threadIdx.x] = -1;
+    __syncthreads();
+}
+
+/* Each warp by itself. */
+__device__ __forceinline__ struct cut choose_cut(const struct shared *s, const struct bracket &b) {
+    const uint32_t lane = threadIdx.x % 32;
+    struct cut r = {b.high, 0};
+
+#pragma unroll 1
+    for (uint32_t first = 0; first < b.inside; first += 32) {
+        const int32_t own = first + lane < b.inside ? s->all_few[first + lane] : SURE;
+        uint32_t above = 0, least = (b.inside + 3) / 4 * 4; /* words above own; and equal ones */
+#pragma unroll 2
+        for (uint32_t i = 0; i < b.inside; i += 4) {
+            const int4 v = *(const int4 *)&s->all_few[i];
+            above += (uint32_t)(own - v.x) >> 31, least -= (uint32_t)(v.x - own) >> 31;
+            above += (uint32_t)(own - v.y) >> 31, least -= (uint32_t)(v.y - own) >> 31;
+            above += (uint32_t)(own - v.z) >> 31, least -= (uint32_t)(v.z - own) >> 31;
+            above += (uint32_t)(own - v.w) >> 31, least -= (uint32_t)(v.w - own) >> 31;
+        }
+        const uint32_t found = __ballot_sync(LK_FULL_WARP, above < b.need && least >= b.need);
+        if (found) {
+            const uint32_t who = __ffs(found) - 1;
+            const int32_t word = __shfl_sync(LK_FULL_WARP, own, who);
+            r = {word, b.need - __shfl_sync(LK_FULL_WARP, above, who)};
+            if (__shfl_sync(LK_FULL_WARP, least, who) == b.need)
+                r = {word - 1, 0};
+            break;
+        }
+    }
+    return r;
+}
+
+/* Sums over the spans: what their blocks sent, less the kept ones of those inside. */
+__device__ __forceinline__ struct sums add_sums(const struct span &p, const struct shared *s,
+                                                const struct bracket &b, int32_t cut) {
+    const uint32_t lane = threadIdx.x % 32, rank = team_rank();
+    const uint4 x = lane < team_size() ? s->peers[lane] : make_uint4(0, 0, 0, 0);
+    uint64_t weight = (uint64_t)x.y << 32 | x.x;
+    uint32_t kept = x.z >> 8;
+    struct sums r = {};
+
+    if (b.inside)
+#pragma unroll 1
+        for (uint32_t i = 0; i < (x.z & 255); i++) {
+            const int32_t w = (int32_t)s->few[lane][i];
+            if (w > cut) {
+                weight -= weight_of(w);
+                kept++;
+            }
+        }
+    __syncwarp();
+    const uint32_t kept_upto = warp_scan(kept);
+    r.all.kept = __shfl_sync(LK_FULL_WARP, kept_upto, 31);
+    r.own.kept = __shfl_sync(LK_FULL_WARP, kept, rank);
+    r.before.kept = __shfl_sync(LK_FULL_WARP, kept_upto, rank) - r.own.kept;
+    r.all.left = p.units - r.all.kept;
+    r.before.left = p.base - r.before.kept;
+    r.own.left = p.count - r.own.kept;
+    if (p.sampled) {
+        const uint64_t upto = warp_scan(weight);
+        r.all.weight = __shfl_sync(LK_FULL_WARP, upto, 31);
+        r.own.weight = __shfl_sync(LK_FULL_WARP, weight, rank);
+        r.before.weight = __shfl_sync(LK_FULL_WARP, upto, rank) - r.own.weight;
+        r.most = __reduce_max_sync(LK_FULL_WARP, x.w);
+    }
+    return r;
+}
+
+/* Now it is known which of the span's pages inside the bracket are kept. */
+template <bool PRUNE>
+__device__ __forceinline__ void settle_kept(const struct span &p, const struct shared *s,
+                                            const struct view &v, int32_t cut) {
+    const uint32_t few = s->peers[team_rank()].z & 255;
+
+    if (threadIdx.x < few && (int32_t)s->inside[threadIdx.x] > cut) {
+        const uint32_t at = s->inside_at[threadIdx.x], bit = 1u << at % 32;
+        atomicOr(&v.kept[at / 32], bit);
+        atomicOr(&v.taken[at / 32], bit);
+        if (!PRUNE)
+            p.shares[p.base + at] = s->inside[threadIdx.x] | MARK;
+        if (p.sampled)
+            atomicAdd((unsigned long long *)&v.weight[at / 32],
+                      0ull - weight_of((int32_t)s->inside[threadIdx.x]));
+    }
+    __syncthreads();
+}
+
+/* Keep the best k but the sure ones: masks and weights of the span's pages, and their sums. The
+ * block's nth cut. */
+template <bool PRUNE, bool SPILL>
 __device__ __forceinline__ struct cut cut_pages(const struct span &p, struct shared *s, uint32_t k,
-                                                bool filled) {
-    const struct cut cut = find_cut(p, s, k, filled);
-    if (cut.ties)
-        mark_ties(p, s, cut);
+                                                uint32_t nth, struct sums *sums) {
+    const struct view v = view_of<SPILL>(s);
+    struct bracket b = find_bracket(p, s, v.words, k, nth, PRUNE ? FIRST_PRUNE : FIRST_SHIFT);
+    struct cut cut = {b.high, 0};
+    const uint32_t lane = threadIdx.x % 32;
+
+    if (b.inside > FEW) {
+        mark_ties<SPILL>(p, s, {b.high, b.need});
+        b = bracket_of(b.high);
+    }
+#pragma unroll 1
+    for (uint32_t use = 2 * nth;; use++) {
+        mark_kept<PRUNE>(p, s, v, b, &s->few_own[use]);
+        send_sums(s, b.inside, s->few_own[use], &s->sums_here[use]);
+        if (!b.inside)
+            break;
+        gather_few(s, b.inside, lane < team_size() ? s->peers[lane].z & 255 : 0);
+        cut = choose_cut(s, b);
+        if (!cut.ties)
+            break;
+        mark_ties<SPILL>(p, s, cut);
+        cut.ties = 0;
+        b = bracket_of(cut.word);
+    }
+    if (b.inside)
+        settle_kept<PRUNE>(p, s, v, cut.word);
+    *sums = add_sums(p, s, b, cut.word);
     return cut;
 }
 
@@ -630,16 +828,18 @@ __device__ uint32_t count_for_target(const struct span &p, struct shared *s) {
 }
 
 /* Cut again where the mass target needs fewer pages. */
-static __device__ __noinline__ struct cut apply_target(const struct span &p, struct shared *s,
-                                                       struct cut cut) {
+template <bool SPILL>
+static __device__ __noinline__ void apply_target(const struct span &p, struct shared *s,
+                                                 struct cut cut) {
     const uint32_t list = team_address(s->list, 0), listed = team_address(&s->listed, 0);
+    int32_t *words = view_of<SPILL>(s).words;
 
     for (uint32_t i = threadIdx.x; i < p.count; i += THREADS) {
-        int32_t w = p.words[i];
+        int32_t w = words[i];
         if (w <= cut.word)
             continue;
         if (!is_forced(p, p.base + i))
-            p.words[i] = w &= SHARE;
+            words[i] = w &= SHARE;
         uint32_t at = team_add(listed, 1);
         if (at < LK_CUDA_BUDGET_PAGES_MAX)
             team_put(list + 4 * at, (uint32_t)w);
@@ -650,79 +850,22 @@ static __device__ __noinline__ struct cut apply_target(const struct span &p, str
         if (threadIdx.x == 0)
             s->agreed = make_uint4(min(k, p.k), 0, 0, 0);
     }
-    for (uint32_t i = threadIdx.x; i < ROUNDS * BINS / 2; i += THREADS)
-        s->total[i / (BINS / 2)][i % (BINS / 2)] = 0;
+    clear_counts(s);
     team_barrier();
-    return cut_pages(p, s, team_load(team_address(&s->agreed, 0)).x - p.sink - p.tail, false);
+    const uint32_t k = team_load(team_address(&s->agreed, 0)).x;
+    struct sums sums;
+    cut_pages<false, SPILL>(p, s, k - p.sink - p.tail, 1, &sums);
+    if (threadIdx.x == 0)
+        s->sums = sums;
+    __syncthreads();
 }
 
 /* ---- the sample ---- */
 
-struct sums {                      /* of pages not kept; pages kept */
-    struct tally before, own, all; /* in lower spans, in this, in the row */
-};
-
-/* Masks of the kept pages; weights of the others. */
-__device__ __forceinline__ void mark_kept(const struct span &p, struct cut cut) {
-    const uint32_t lane = threadIdx.x % 32, groups = p.groups, count = p.count;
-    const int32_t *words = p.words;
-    uint32_t *kept_masks = p.kept, *taken_masks = p.taken;
-    uint64_t *weights = p.weight;
-    const bool sampled = p.sampled;
-
-#pragma unroll 2
-    for (uint32_t g = warp_index(); g < groups; g += WARPS) {
-        const uint32_t i = 32 * g + lane;
-        const int32_t w = i < count ? words[i] : NEVER;
-        const bool kept = w > cut.word;
-        const uint32_t mask = __ballot_sync(LK_FULL_WARP, kept);
-
-        if (sampled) {
-            const uint64_t x = i < count && !kept ? weight_of(w) : 0;
-            const uint32_t low = __reduce_add_sync(LK_FULL_WARP, (uint32_t)(x & 0xffffff));
-            const uint32_t high = __reduce_add_sync(LK_FULL_WARP, (uint32_t)(x >> 24));
-            if (lane == 0)
-                weights[g] = ((uint64_t)high << 24) + low;
-        }
-        if (lane == 0)
-            kept_masks[g] = taken_masks[g] = mask;
-    }
-    __syncthreads();
-}
-
-/* Set the kept pages out for L2. */
-__device__ __forceinline__ void fetch_kept(const struct select_args &a, const struct span &p) {
-    const uint32_t lane = threadIdx.x % 32;
-
-#pragma unroll 1
-    for (uint32_t g = warp_index(); p.fetch && g < p.groups; g += WARPS)
-        if (p.kept[g] >> lane & 1)
-            fetch_page(a, p, find_physical(p, p.base + 32 * g + lane));
-}
-
-__device__ __forceinline__ struct sums sum_weights(const struct select_args &a,
-                                                   const struct span &p, struct shared *s) {
-    const uint32_t first = min(p.groups, threadIdx.x * p.per), last = min(p.groups, first + p.per);
-    struct sums r;
-    uint64_t weight = 0;
-    uint32_t left = min(p.count, 32 * last) - min(p.count, 32 * first);
-
-#pragma unroll 1
-    for (uint32_t g = first; g < last; g++) {
-        weight += p.weight[g];
-        left -= __popc(p.kept[g]);
-    }
-    block_scan(s, &weight, &left);
-    s->entry_weight[threadIdx.x] = weight;
-    s->entry_left[threadIdx.x] = left;
-    r.before = team_sum(s, 1, {weight, left, p.count - left}, &r.all, [&] { fetch_kept(a, p); });
-    r.own = {s->entry_weight[THREADS - 1], s->entry_left[THREADS - 1], 0};
-    return r;
-}
-
 struct strata {
     uint64_t by_share, by_page, total, step, start;
     uint32_t count;
+    bool apart; /* no page is hit twice */
 };
 
 __device__ __forceinline__ struct strata make_strata(const struct span &p, const struct sums &u) {
@@ -730,122 +873,180 @@ __device__ __forceinline__ struct strata make_strata(const struct span &p, const
     const uint64_t left = u.all.left;
 
     if (left <= p.sampled) /* every page, weight 1 */
-        t = {0, 1, left, 0, 0, u.all.left};
+        t = {0, 1, left, 0, 0, u.all.left, true};
     else
-        t = {19 * left, u.all.weight, 20 * left * u.all.weight, 0, 0, p.sampled};
+        t = {19 * left, u.all.weight, 20 * left * u.all.weight, 0, 0, p.sampled, false};
     if (t.count & (t.count - 1))
         t.step = t.total / t.count;
     else
         t.step = t.total >> (31 - __clz(t.count));
     t.start = t.step / 2;
+    t.apart |= t.by_share * weight_of((int32_t)u.most) + t.by_page <= t.step;
     return t;
 }
 
-/* A warp looks for stratum i's point among the span's pages; `lo`: the running sum before them. */
-__device__ __forceinline__ void find_hit(const struct span &p, const struct shared *s,
-                                         const struct strata &t, uint32_t i, uint64_t lo) {
-    constexpr uint32_t EACH = THREADS / 32; /* entries, looked at by a lane each */
-    const uint32_t lane = threadIdx.x % 32;
-    const uint64_t point = i * t.step + t.start;
-    auto upto = [&](uint32_t e) {
-        return lo + t.by_share * s->entry_weight[e] + t.by_page * s->entry_left[e];
-    };
-    uint32_t over = __ballot_sync(LK_FULL_WARP, upto(EACH * lane + EACH - 1) > point);
-    uint32_t entry = over ? EACH * (__ffs(over) - 1) : 0;
+/* The strata whose points lie in the span, from first up to end. */
+struct drawn {
+    uint32_t first, end;
+};
 
-    over = __ballot_sync(LK_FULL_WARP, lane < EACH && upto(entry + lane % EACH) > point);
-    entry += over ? __ffs(over) - 1 : 0;
-    uint64_t run = entry ? upto(entry - 1) : lo;
-#pragma unroll 1
-    for (uint32_t g = entry * p.per; g < min(p.groups, (entry + 1) * p.per); g++) {
-        const uint32_t page = 32 * g + lane;
-        uint64_t own = 0;
-        if (page < p.count && !(p.kept[g] >> lane & 1))
-            own = t.by_share * weight_of(p.words[page]) + t.by_page;
-        const uint64_t sum = warp_scan(own) + run;
-        over = __ballot_sync(LK_FULL_WARP, sum > point);
-        if (!over) {
-            run = __shfl_sync(LK_FULL_WARP, sum, 31);
-            continue;
-        }
-        if (lane == __ffs(over) - 1 && (i == 0 || point - t.step < sum - own)) { /* its first hit */
-            uint32_t hits = 1;
-            while (i + hits < t.count && point + hits * t.step < sum)
-                hits++;
-            const float expected = __ull2float_rn(own) * t.count;
-            const float weight = __fdividef((float)hits * __ull2float_rn(t.total), expected);
-            p.hits[i] = {p.base + page, t.by_share ? log2f(weight) : 0.f};
-            atomicOr(&p.taken[g], 1u << lane);
-        }
-        return;
-    }
-}
-
-/* In a workspace, where each block of the team clears all: what others write comes later. */
-__device__ __forceinline__ void clear_hits(const struct span &p, const struct shared *s) {
-#pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < p.sampled; i += THREADS)
-        p.hits[i].page = NO_PAGE;
-    if (p.hits != s->hits)
-        __threadfence();
-}
-
-/* The strata whose points lie in the span, by warps: p.hits, p.taken. */
-__device__ __forceinline__ void draw(const struct span &p, const struct shared *s,
-                                     const struct sums &u, const struct strata &t) {
+__device__ __forceinline__ struct drawn find_strata(const struct sums &u, const struct strata &t) {
     const uint64_t lo = t.by_share * u.before.weight + t.by_page * u.before.left;
     const uint64_t hi = lo + t.by_share * u.own.weight + t.by_page * u.own.left;
+    struct drawn r = {0, 0};
 
 #pragma unroll 1
-    for (uint32_t i = warp_index(); i < t.count; i += WARPS) {
+    for (uint32_t first = 0; first < t.count; first += 32) {
+        const uint32_t i = first + threadIdx.x % 32;
         const uint64_t point = i * t.step + t.start;
-        if (point >= lo && point < hi)
-            find_hit(p, s, t, i, lo);
+        r.first += __popc(__ballot_sync(LK_FULL_WARP, i < t.count && point < lo));
+        r.end += __popc(__ballot_sync(LK_FULL_WARP, i < t.count && point < hi));
+    }
+    return r;
+}
+
+/* A warp looks for stratum i's point among the span's pages: v.hits, v.taken. `upto`: the running
+ * sum with the lane's groups, of which it has `own`. */
+__device__ __forceinline__ void find_hit(const struct span &p, const struct view &v,
+                                         const struct strata &t, uint32_t i, uint64_t upto,
+                                         uint64_t own) {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint64_t point = i * t.step + t.start;
+    const uint32_t who = __ffs(__ballot_sync(LK_FULL_WARP, upto > point)) - 1;
+    uint64_t run = __shfl_sync(LK_FULL_WARP, upto - own, who);
+    uint32_t g = who << p.per_bits;
+
+#pragma unroll 1
+    for (const uint32_t last = min(p.groups, g + (1u << p.per_bits)) - 1; g < last; g++) {
+        const uint64_t next = run + t.by_share * v.weight[g] + t.by_page * (32 - __popc(v.kept[g]));
+        if (next > point)
+            break;
+        run = next;
+    }
+    const uint32_t page = 32 * g + lane;
+    own = 0;
+    if (page < p.count && !(v.kept[g] >> lane & 1))
+        own = t.by_share * weight_of(v.words[page]) + t.by_page;
+    const uint64_t sum = warp_scan(own) + run;
+    const uint32_t over = __ballot_sync(LK_FULL_WARP, sum > point);
+    if (lane != __ffs(over) - 1)
+        return;
+    if (i && point - t.step >= sum - own) {
+        v.hits[i].page = NO_PAGE;
+        return;
+    }
+    uint32_t hits = 1;
+    while (i + hits < t.count && point + hits * t.step < sum)
+        hits++;
+    const float expected = __ull2float_rn(own) * t.count;
+    const float weight = __fdividef((float)hits * __ull2float_rn(t.total), expected);
+    v.hits[i] = {p.base + page, t.by_share ? log2f(weight) : 0.f};
+    atomicOr(&v.taken[g], 1u << lane);
+}
+
+/* By warps. */
+__device__ __forceinline__ void draw(const struct span &p, const struct view &v,
+                                     const struct sums &u, const struct strata &t,
+                                     const struct drawn &d) {
+    if (d.first + warp_index() < d.end) {
+        const uint32_t first = threadIdx.x % 32 << p.per_bits;
+        const uint32_t last = min(p.groups, first + (1u << p.per_bits));
+        uint64_t weight = 0, own, upto;
+        uint32_t left = min(p.count, 32 * last) - min(p.count, 32 * first);
+#pragma unroll 4
+        for (uint32_t g = first; g < last; g++) {
+            weight += v.weight[g];
+            left -= __popc(v.kept[g]);
+        }
+        own = t.by_share * weight + t.by_page * left;
+        upto = warp_scan(own) + t.by_share * u.before.weight + t.by_page * u.before.left;
+#pragma unroll 1
+        for (uint32_t i = d.first + warp_index(); i < d.end; i += WARPS)
+            find_hit(p, v, t, i, upto, own);
     }
     __syncthreads();
 }
 
+/* Picks of lower spans, and of the row. */
+struct places {
+    uint32_t before, all;
+};
+
+/* Where a page may be hit twice, the others must be told how many picks the span has. */
+__device__ __forceinline__ void send_places(const struct span &p, struct shared *s,
+                                            const struct view &v) {
+    const uint32_t lane = threadIdx.x % 32;
+
+    if (warp_index())
+        return;
+    const uint32_t own = count_masks(v.taken, p.groups);
+    if (lane < team_size())
+        team_send(&s->taken_by[team_rank()], make_uint4(own, 0, 0, 0), &s->places_here, lane);
+}
+
+/* All threads. */
+__device__ __forceinline__ struct places add_places(struct shared *s, const struct sums &u,
+                                                    const struct strata &t, const struct drawn &d) {
+    const uint32_t lane = threadIdx.x % 32;
+
+    if (t.apart)
+        return {u.before.kept + d.first, u.all.kept + t.count};
+    team_receive(&s->places_here);
+    const uint32_t x = lane < team_size() ? s->taken_by[lane].x : 0;
+    return {__reduce_add_sync(LK_FULL_WARP, lane < team_rank() ? x : 0),
+            __reduce_add_sync(LK_FULL_WARP, x)};
+}
+
 /* ---- results ---- */
 
-/* `at` of the team's picks. */
+/* `at` of the team's picks. `entry`: of the block table. */
 __device__ __forceinline__ void write_pick(const struct select_args &a, const struct span &p,
-                                           uint32_t at, uint32_t page, float bias, bool kept) {
-    const uint32_t physical = find_physical(p, page);
+                                           uint32_t at, uint32_t page, uint32_t entry, float bias,
+                                           bool kept) {
+    const uint32_t physical = (entry << p.shift) + (page & ((1u << p.shift) - 1));
 
     /* struct lk_cuda_pick in one store */
     *(uint4 *)&p.picks[at] = make_uint4(page, physical, __float_as_uint(bias), kept);
-    if (!kept)
-        fetch_page(a, p, physical);
+    fetch_page(a, p, physical);
     if (p.list && at < p.listed_most)
         p.list[at] = {page, kept ? 1.f : exp2f(bias)};
 }
 
-/* `before`: picks of lower spans. */
+/* The block table's entry of the kept page that is the lane's own in the warp's first group: read
+ * long before it is needed. */
+__device__ __forceinline__ uint32_t early_entry(const struct span &p, const struct view &v,
+                                                const struct run &own) {
+    const uint32_t lane = threadIdx.x % 32;
+    const bool any = own.first < own.end && v.kept[own.first] >> lane & 1;
+    return any ? p.table[(p.base + 32 * own.first + lane) >> p.shift] : 0;
+}
+
+/* `before`: picks of lower spans. `entry`: early_entry(). */
 __device__ __forceinline__ void write_picks(const struct select_args &a, const struct span &p,
-                                            uint32_t before, uint32_t strata) {
+                                            const struct view &v, const struct run &own,
+                                            const struct drawn &d, uint32_t before,
+                                            uint32_t entry) {
     const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
+    uint32_t at = before + count_masks(v.taken, own.first);
 
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < strata; i += THREADS) {
-        const struct hit h = p.hits[i];
+    for (uint32_t i = d.first + warp_index(); i < d.end; i += WARPS) {
+        const struct hit h = v.hits[i];
+        if (h.page == NO_PAGE)
+            continue;
         const uint32_t page = h.page - p.base, g = page / 32;
-        if (page < p.count)
-            write_pick(a, p, before + p.place[g] + __popc(p.taken[g] & ((1u << page % 32) - 1)),
-                       h.page, h.bias, false);
+        const uint32_t place = before + count_masks(v.taken, g);
+        if (lane == page % 32)
+            write_pick(a, p, place + __popc(v.taken[g] & below), h.page, p.table[h.page >> p.shift],
+                       h.bias, false);
     }
-    const uint32_t groups = p.groups, count = p.count;
-    const uint32_t *masks = p.kept;
-    const int32_t *words = p.words;
-    uint32_t *shares = p.shares + p.base;
-#pragma unroll 2
-    for (uint32_t g = warp_index(); g < groups; g += WARPS) {
-        const uint32_t i = 32 * g + lane;
-        const bool kept = masks[g] >> lane & 1;
-        if (i < count)
-            shares[i] = ((uint32_t)words[i] & SHARE) | (kept ? MARK : 0);
-        if (kept)
-            write_pick(a, p, before + p.place[g] + __popc(p.taken[g] & below), p.base + i, 0.f,
-                       true);
+#pragma unroll 1
+    for (uint32_t g = own.first; g < own.end; g++) {
+        const uint32_t taken = v.taken[g], page = p.base + 32 * g + lane;
+        if (v.kept[g] >> lane & 1)
+            write_pick(a, p, at + __popc(taken & below), page,
+                       g == own.first ? entry : p.table[page >> p.shift], 0.f, true);
+        at += __popc(taken);
     }
 }
 
@@ -860,19 +1061,23 @@ __device__ __forceinline__ void end_picks(const struct span &p, uint32_t kept, u
     }
 }
 
-/* Pruning: list the kept units' pages and tag them as competing. */
-__device__ __forceinline__ void write_list(const struct span &p, uint32_t before, uint32_t kept) {
+/* Pruning: list the kept units' pages and tag them as competing. `before`: those of lower spans. */
+__device__ __forceinline__ void write_list(const struct span &p, const struct view &v,
+                                           uint32_t before, uint32_t kept) {
     const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
+    const struct run own = run_of(p);
+    uint32_t at = before + count_masks(v.kept, own.first);
 
-#pragma unroll 1
-    for (uint32_t g = warp_index(); g < p.groups; g += WARPS) {
-        if (!(p.kept[g] >> lane & 1))
+#pragma unroll 2
+    for (uint32_t g = own.first; g < own.end; g++) {
+        const uint32_t mask = v.kept[g], unit = p.base + 32 * g + lane;
+        const uint32_t to = (at + __popc(mask & below)) * p.step;
+        at += __popc(mask);
+        if (!(mask >> lane & 1))
             continue;
-        const uint32_t at = before + p.place[g] + __popc(p.kept[g] & below);
-        const uint32_t unit = p.base + 32 * g + lane;
 #pragma unroll 1
         for (uint32_t x = 0; x < p.step; x++) {
-            p.rescan[at * p.step + x] = unit * p.step + x;
+            p.rescan[to + x] = unit * p.step + x;
             atomicOr((uint32_t *)(p.scores + (uint64_t)(unit * p.step + x) * p.stride), 1u);
         }
     }
@@ -913,8 +1118,8 @@ static __device__ __noinline__ void estimate_rest(const struct span &p, struct s
         for (uint32_t i = threadIdx.x; i < kept; i += THREADS)
             add(__ldcg(&p.picks[i].page));
         sum = block_merge(s, sum);
-        rest = 1.f - exp2_fast(sum.x - s->lse[g]) * sum.y;
-        sum = make_float2(s->lse[g], rest);
+        rest = 1.f - exp2_fast(sum.x - s->lse[0][g]) * sum.y;
+        sum = make_float2(s->lse[0][g], rest);
         if (rest <= 1e-5f) {
             sum = make_float2(-INFINITY, 0.f);
             for (uint32_t j = threadIdx.x; j < p.units; j += THREADS)
@@ -929,113 +1134,157 @@ static __device__ __noinline__ void estimate_rest(const struct span &p, struct s
 
 /* ---- kernel ---- */
 
+/* Of what will be sent; the sums' size is not known yet. */
+__device__ __forceinline__ void open_barriers(struct shared *s) {
+    const uint32_t i = threadIdx.x, size = team_size();
+    constexpr uint32_t rounds = CUTS * ROUNDS;
+
+    if (i < rounds) {
+        team_open(&s->bins_here[0][i]);
+        team_expect(&s->bins_here[0][i], size * sizeof s->bins[0]);
+    } else if (i < rounds + 2 * CUTS) {
+        team_open(&s->sums_here[i - rounds]);
+        s->few_own[i - rounds] = 0;
+    } else if (i == rounds + 2 * CUTS) {
+        team_open(&s->places_here);
+        team_expect(&s->places_here, size * sizeof s->taken_by[0]);
+    }
+}
+
+/* The row, its span and cleared counts -> whether there is anything to do. */
 template <bool PRUNE>
-__global__ void __launch_bounds__(THREADS, 2)
+__device__ __forceinline__ bool prepare(const struct select_args &a, struct shared *s) {
+    const uint32_t i = threadIdx.x, row = blockIdx.z;
+    constexpr uint32_t words = sizeof(struct lk_cuda_row) / 4;
+    static_assert(words <= THREADS - 32, "a word a thread");
+
+    if (i < words)
+        ((uint32_t *)&s->row)[i] = __ldcg((const uint32_t *)&a.batch->row[row] + i);
+    if (i == THREADS - 1)
+        s->rows = __ldcg(&a.batch->rows);
+    clear_counts(s);
+    open_barriers(s);
+    __syncthreads();
+    if (row >= s->rows || !s->row.scan || (PRUNE && !s->row.list_max))
+        return false;
+    if (i == 0) {
+        s->listed = 0;
+        make_span<PRUNE>(a, s, &s->row, blockIdx.y);
+    }
+    __syncthreads();
+    return true;
+}
+
+template <bool PRUNE, bool SPILL>
+__device__ __forceinline__ void select_pages(const struct select_args &a, struct shared *s) {
+    const struct span &p = s->span;
+    const struct view v = view_of<SPILL>(s);
+    const struct run own = run_of(p);
+    struct strata t = {};
+    struct drawn d = {};
+    struct sums u;
+
+    make_words<PRUNE>(p, s, v.words, a.clock);
+    team_wait(); /* all blocks run and have opened their barriers */
+    const struct cut cut = cut_pages<PRUNE, SPILL>(p, s, p.k - p.sink - p.tail, 0, &u);
+    if (PRUNE) {
+        write_list(p, v, u.before.kept, u.all.kept);
+        return;
+    }
+    if (p.mass_target > 0) {
+        apply_target<SPILL>(p, s, cut);
+        u = s->sums;
+    }
+    const uint32_t entry = early_entry(p, v, own);
+    t.apart = true;
+    if (p.sampled) {
+        t = make_strata(p, u);
+        d = find_strata(u, t);
+        draw(p, v, u, t, d);
+    }
+    if (!t.apart)
+        send_places(p, s, v);
+    const struct places at = add_places(s, u, t, d);
+    write_picks(a, p, v, own, d, at.before, entry);
+    if (team_rank() == 0)
+        end_picks(p, u.all.kept, at.all);
+    if (!p.sampled)
+        estimate_rest(p, s, u.all.kept);
+}
+
+/* BLOCKS: on a multiprocessor. */
+template <bool PRUNE, int BLOCKS>
+__global__ void __launch_bounds__(THREADS, BLOCKS)
     select_kernel(const __grid_constant__ struct select_args a) {
     SHARED_BYTES(memory, 16);
     struct shared *s = (struct shared *)memory;
-    const uint32_t row = blockIdx.z;
-    const struct lk_cuda_row *r = &a.batch->row[row];
-    const struct span &p = s->span;
-    struct strata t = {};
-    struct tally all;
-    uint32_t kept = 0;
 
     let_next_start();
-    if (row >= __ldcg(&a.batch->rows) || !__ldcg(&r->scan) || (PRUNE && !__ldcg(&r->list_max))) {
+    if (!prepare<PRUNE>(a, s)) {
         wait_for_previous();
         note_time(a.clock, PRUNE ? LK_CUDA_AT_PRUNE : LK_CUDA_AT_SELECT);
         return;
     }
-#pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < (sizeof s->bins + sizeof s->total) / 16; i += THREADS)
-        ((uint4 *)memory)[i] = make_uint4(0, 0, 0, 0); /* bins and totals come first */
-    if (warp_index() == 0)
-        load_row(a.batch, row, &s->row);
-    if (threadIdx.x == 0) {
-        s->listed = 0;
-        make_span<PRUNE>(a, s, &s->row, blockIdx.y);
-        team_expect(&s->arrived[1]);
-        team_expect(&s->arrived[2]);
-    }
-    __syncthreads();
-    team_arrive();
-    fetch_table(p);
-    if (p.mass_target <= 0)
-        clear_hits(p, s);
-    wait_for_previous();
-    note_time(a.clock, PRUNE ? LK_CUDA_AT_PRUNE : LK_CUDA_AT_SELECT);
-    make_words<PRUNE>(p, s);
-    team_wait();
-    struct cut cut = cut_pages(p, s, p.k - p.sink - p.tail, true);
-    if (!PRUNE && p.mass_target > 0) {
-        cut = apply_target(p, s, cut);
-        clear_hits(p, s);
-    }
-    mark_kept(p, cut);
-    if (PRUNE || p.sampled)
-        team_arrive_unordered();
-    if (!PRUNE && p.sampled) {
-        const struct sums u = sum_weights(a, p, s);
-        t = make_strata(p, u);
-        kept = u.all.kept;
-        draw(p, s, u, t);
-    }
-    const uint32_t own = place_groups(p, s);
-    const struct tally before = team_sum(s, 2, {0, own, 0}, &all, [] {});
-    if (PRUNE) {
-        write_list(p, before.left, all.left);
-    } else {
-        if (!p.sampled)
-            kept = all.left;
-        write_picks(a, p, before.left, t.count);
-        if (team_rank() == 0)
-            end_picks(p, kept, all.left);
-    }
-    if (PRUNE || p.sampled)
-        team_wait(); /* nobody needs this block's memory now */
+    team_arrive_unordered();
+    fetch_table(s->span);
+    if (s->span.spills)
+        select_pages<PRUNE, true>(a, s);
     else
-        estimate_rest(p, s, kept);
+        select_pages<PRUNE, false>(a, s);
 }
 
 /* ---- launcher ---- */
 
-/* Blocks of a team: a power of two, as many as have a multiprocessor each. Two on one take longer
- * than half as many with twice the pages. */
-static uint32_t choose_team(const struct lk_cuda_step *step) {
-    const uint32_t teams = step->pool.geometry.kv_heads * step->bucket;
-    struct cudaFuncAttributes attributes;
-    uint32_t size = LK_TEAM_MOST;
-
-    if (cudaFuncGetAttributes(&attributes, select_kernel<false>) || attributes.ptxVersion < 90)
-        return 1;
-    while (size > 1 && size * teams > step->processors)
-        size /= 2;
-    return size;
-}
-
-template <bool PRUNE> static int launch_select(const struct lk_cuda_step *step, void *stream) {
-    struct select_args a = {step->pool, step->batch, step->clock};
-    const uint32_t team = choose_team(step);
-    cudaLaunchConfig_t config = {};
-    cudaLaunchAttribute attributes[2] = {};
-
-    cudaFuncSetAttribute(select_kernel<PRUNE>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         sizeof(struct shared));
-    if (team > 8)
-        cudaFuncSetAttribute(select_kernel<PRUNE>, cudaFuncAttributeNonPortableClusterSizeAllowed,
-                             1);
+static void configure(const struct lk_cuda_step *step, uint32_t team, void *stream,
+                      cudaLaunchAttribute attributes[2], cudaLaunchConfig_t *ret) {
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
     attributes[1].val.clusterDim = {team, 1, 1};
-    config.gridDim = dim3(team, step->pool.geometry.kv_heads, step->bucket);
-    config.blockDim = THREADS;
-    config.dynamicSmemBytes = sizeof(struct shared);
-    config.stream = (cudaStream_t)stream;
-    config.attrs = attributes;
-    config.numAttrs = team > 1 ? 2 : 1;
-    return (int)cudaLaunchKernelEx(&config, select_kernel<PRUNE>, a);
+    ret->gridDim = dim3(team, step->pool.geometry.kv_heads, step->bucket);
+    ret->blockDim = THREADS;
+    ret->dynamicSmemBytes = sizeof(struct shared);
+    ret->stream = (cudaStream_t)stream;
+    ret->attrs = attributes;
+    ret->numAttrs = team > 1 ? 2 : 1;
+}
+
+/* Blocks of a team: as many as let all teams run at once, a block a multiprocessor: two on one take
+ * longer than half as many with twice the pages. */
+template <class Kernel>
+static uint32_t choose_team(const struct lk_cuda_step *step, Kernel *kernel, void *stream) {
+    const uint32_t teams = step->pool.geometry.kv_heads * step->bucket;
+    struct cudaFuncAttributes attributes;
+    uint32_t size = LK_TEAM_MOST;
+
+    if (cudaFuncGetAttributes(&attributes, kernel) || attributes.ptxVersion < 90)
+        return 1;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    for (; size > 1; size--) {
+        cudaLaunchConfig_t config = {};
+        cudaLaunchAttribute launch[2] = {};
+        int fit = 0;
+        if (size * teams > step->processors)
+            continue;
+        configure(step, size, stream, launch, &config);
+        if (!cudaOccupancyMaxActiveClusters(&fit, kernel, &config) && (uint32_t)fit >= teams)
+            break;
+    }
+    cudaGetLastError(); /* sizes that no device has */
+    return size;
+}
+
+template <bool PRUNE> static int launch_select(const struct lk_cuda_step *step, void *stream) {
+    const bool many = step->pool.geometry.kv_heads * step->bucket > step->processors;
+    auto *kernel = many ? select_kernel<PRUNE, 2> : select_kernel<PRUNE, 1>;
+    struct select_args a = {step->pool, step->batch, step->clock};
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attributes[2] = {};
+
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         sizeof(struct shared));
+    configure(step, choose_team(step, kernel, stream), stream, attributes, &config);
+    return (int)cudaLaunchKernelEx(&config, kernel, a);
 }
 
 int lk_cuda_prune(const struct lk_cuda_step *step, void *stream) {

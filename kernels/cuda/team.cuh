@@ -31,8 +31,7 @@ __device__ __forceinline__ void team_arrive() {
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
-/* The same of a block that only says that it reads no other's memory any more and writes there only
- * by team_send(), which the other waits for. */
+/* The same of a block that has written nothing for others yet but barriers. */
 __device__ __forceinline__ void team_arrive_unordered() {
 #if __CUDA_ARCH__ >= 900
     if (team_size() > 1)
@@ -76,11 +75,6 @@ __device__ __forceinline__ uint4 team_load(uint32_t address) {
                  : "memory");
     return x;
 }
-__device__ __forceinline__ void team_store(uint32_t address, uint4 x) {
-    asm volatile("st." LK_TEAM_SPACE ".v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.x),
-                 "r"(x.y), "r"(x.z), "r"(x.w)
-                 : "memory");
-}
 __device__ __forceinline__ void team_put(uint32_t address, uint32_t x) {
     asm volatile("st." LK_TEAM_SPACE ".u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
@@ -92,26 +86,31 @@ __device__ __forceinline__ uint32_t team_add(uint32_t address, uint32_t x) {
                  : "memory");
     return before;
 }
-__device__ __forceinline__ void team_count(uint32_t address, uint32_t x) { /* nothing comes back */
-    asm volatile("red." LK_TEAM_SPACE ".add.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
-}
 
 /* ---- numbers sent by the copy engine's way: no barrier of the team, and no fence ---- */
 
-/* By one thread, before a team barrier: `arrived` takes 16 bytes of each block of the team */
-__device__ __forceinline__ void team_expect(uint64_t *arrived) {
+/* By one thread, before a team barrier, ordered or not: `here` can be waited for. */
+__device__ __forceinline__ void team_open(uint64_t *here) {
 #if __CUDA_ARCH__ >= 900
-    const uint32_t address = (uint32_t)__cvta_generic_to_shared(arrived);
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n"
-                 "fence.mbarrier_init.release.cluster;\n"
-                 "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address),
-                 "r"(16 * team_size())
+    asm volatile(
+        "mbarrier.init.shared::cta.b64 [%0], 1;\n"
+        "fence.mbarrier_init.release.cluster;" ::"r"((uint32_t)__cvta_generic_to_shared(here))
+        : "memory");
+#endif
+}
+
+/* By one thread, once: how many bytes come in all, before or after the first do. */
+__device__ __forceinline__ void team_expect(uint64_t *here, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                     (uint32_t)__cvta_generic_to_shared(here)),
+                 "r"(bytes)
                  : "memory");
 #endif
 }
 
 /* To block `rank`'s memory, at the place of `to` in this block's. */
-__device__ __forceinline__ void team_send(void *to, uint4 x, uint64_t *arrived, uint32_t rank) {
+__device__ __forceinline__ void team_send(void *to, uint4 x, uint64_t *here, uint32_t rank) {
 #if __CUDA_ARCH__ >= 900
     if (team_size() == 1) { /* no cluster: such stores are not allowed */
         *(uint4 *)to = x;
@@ -119,26 +118,27 @@ __device__ __forceinline__ void team_send(void *to, uint4 x, uint64_t *arrived, 
     }
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], "
                  "{%1,%2,%3,%4}, [%5];" ::"r"(team_address(to, rank)),
-                 "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(team_address(arrived, rank))
+                 "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(team_address(here, rank))
                  : "memory");
 #else
     *(uint4 *)to = x;
 #endif
 }
 
-/* All threads: every block's number is here. */
-__device__ __forceinline__ void team_receive(uint64_t *arrived) {
+/* All threads; a warp goes on when everything is here. */
+__device__ __forceinline__ void team_receive(uint64_t *here) {
 #if __CUDA_ARCH__ >= 900
-    const uint32_t address = (uint32_t)__cvta_generic_to_shared(arrived);
-    uint32_t done = team_size() == 1;
-    while (!done)
+    const uint32_t address = (uint32_t)__cvta_generic_to_shared(here);
+    uint32_t done = 0;
+    while (team_size() > 1 && !done)
         asm volatile("{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, "
                      "[%1], 0; selp.u32 %0, 1, 0, p;}"
                      : "=r"(done)
                      : "r"(address)
                      : "memory");
 #endif
-    __syncthreads();
+    if (team_size() == 1)
+        __syncthreads();
 }
 
 #endif

@@ -104,6 +104,9 @@ static inline int __float2int_rn(float x) {
 static inline float __ull2float_rn(uint64_t x) {
     return (float)x;
 }
+static inline float __fmul_rn(float x, float y) {
+    return x * y;
+}
 static inline float __fdividef(float a, float b) {
     return a / b;
 }
@@ -291,6 +294,12 @@ static inline cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, 
 }
 template <class F>
 static inline cudaError_t cudaFuncSetAttribute(F *, enum cudaFuncAttribute, size_t) {
+    return cudaSuccess;
+}
+template <class F>
+static inline cudaError_t cudaOccupancyMaxActiveClusters(int *ret, F *,
+                                                         const cudaLaunchConfig_t *config) {
+    *ret = (int)(132 / config->attrs[config->numAttrs - 1].val.clusterDim.x);
     return cudaSuccess;
 }
 template <class T> static inline cudaError_t cudaMalloc(T **ret, size_t bytes) {

@@ -291,9 +291,11 @@ static inline uint32_t team_add(uint32_t address, uint32_t x) {
 static inline void team_count(uint32_t address, uint32_t x) {
     team_add(address, x);
 }
-static inline void team_expect(uint64_t *arrived) {
-    emulated::barrier_init(arrived, 1);
-    emulated::barrier_expect(arrived, 16 * team_size());
+static inline void team_open(uint64_t *here) {
+    emulated::barrier_init(here, 1);
+}
+static inline void team_expect(uint64_t *here, uint32_t bytes) {
+    emulated::barrier_expect(here, bytes);
 }
 static inline void team_send(void *to, uint4 x, uint64_t *arrived, uint32_t rank) {
     if (team_size() == 1)
@@ -302,10 +304,11 @@ static inline void team_send(void *to, uint4 x, uint64_t *arrived, uint32_t rank
         emulated::send_late(at_address(team_address(to, rank)), NULL, &x, sizeof x,
                             barrier_at(team_address(arrived, rank)));
 }
-static inline void team_receive(uint64_t *arrived) {
-    while (team_size() > 1 && !emulated::barrier_passed(arrived, 0))
+static inline void team_receive(uint64_t *here) {
+    while (team_size() > 1 && !emulated::barrier_passed(here, 0))
         ;
-    emulated::meet_block();
+    if (team_size() == 1)
+        emulated::meet_block();
 }
 
 #endif
