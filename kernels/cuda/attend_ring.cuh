@@ -168,11 +168,11 @@ __device__ __forceinline__ void fetch_tiles(const struct ring_args &a, struct ri
 #pragma unroll 1
         for (uint32_t i = 0; i < BATCH && tile + FETCHERS * i < end; i++) {
             bar_wait(bar_address(&r->empty[p.slot]), p.parity ^ 1);
+            __syncwarp(); /* or a late lane would look when the slot is full and empty again */
             if (lane == 2 * i)
                 fill_slot<D>(a, r, j, n, block, h.in, p.slot, slots + p.slot * (64 * D));
             p = next_place(p, FETCHERS, a.slots);
         }
-        __syncwarp();
     }
 }
 
