@@ -132,7 +132,7 @@ struct shared {
     float lse[WARPS][LK_GROUP_MAX + 4]; /* a warp's own; read by fours */
     float2 part[LK_GROUP_MAX];
     uint32_t listed, few_own[2 * CUTS], rows;
-    uint4 agreed;
+    uint32_t agreed; /* pages to keep for the mass target */
     /* barriers: peer_bins are here; peers and few, again where words are equal; taken_by */
     alignas(8) uint64_t bins_here[CUTS][ROUNDS], sums_here[2 * CUTS], places_here;
     struct sums sums; /* after a mass target */
@@ -847,14 +847,13 @@ static __device__ __noinline__ void apply_target(const struct span &p, struct sh
     team_barrier();
     if (team_rank() == 0) {
         const uint32_t k = max(count_for_target(p, s), (uint32_t)LK_MASS_PAGES_MIN);
-        if (threadIdx.x == 0)
-            s->agreed = make_uint4(min(k, p.k), 0, 0, 0);
+        if (threadIdx.x < team_size()) /* told, not asked for: this block might have left */
+            team_put(team_address(&s->agreed, threadIdx.x), min(k, p.k));
     }
     clear_counts(s);
     team_barrier();
-    const uint32_t k = team_load(team_address(&s->agreed, 0)).x;
     struct sums sums;
-    cut_pages<false, SPILL>(p, s, k - p.sink - p.tail, 1, &sums);
+    cut_pages<false, SPILL>(p, s, s->agreed - p.sink - p.tail, 1, &sums);
     if (threadIdx.x == 0)
         s->sums = sums;
     __syncthreads();

@@ -67,14 +67,6 @@ __device__ __forceinline__ uint32_t team_address(const void *own, uint32_t rank)
 #define LK_TEAM_SPACE "shared"
 #endif
 
-__device__ __forceinline__ uint4 team_load(uint32_t address) {
-    uint4 x;
-    asm volatile("ld." LK_TEAM_SPACE ".v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(address)
-                 : "memory");
-    return x;
-}
 __device__ __forceinline__ void team_put(uint32_t address, uint32_t x) {
     asm volatile("st." LK_TEAM_SPACE ".u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }

@@ -276,9 +276,6 @@ static inline void team_barrier(void) {
 static inline uint32_t team_address(const void *own, uint32_t rank) {
     return shared_address(own, rank);
 }
-static inline uint4 team_load(uint32_t address) {
-    return *(const uint4 *)at_address(address);
-}
 static inline void team_store(uint32_t address, uint4 x) {
     *(uint4 *)at_address(address) = x;
 }
@@ -287,9 +284,6 @@ static inline void team_put(uint32_t address, uint32_t x) {
 }
 static inline uint32_t team_add(uint32_t address, uint32_t x) {
     return atomicAdd((uint32_t *)at_address(address), x);
-}
-static inline void team_count(uint32_t address, uint32_t x) {
-    team_add(address, x);
 }
 static inline void team_open(uint64_t *here) {
     emulated::barrier_init(here, 1);
