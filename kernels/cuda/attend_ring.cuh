@@ -3,8 +3,8 @@
  * attend_ring.cuh - the tiles of a block's jobs, in shared memory before they are read.
  *
  * Idea: some warps walk over the jobs of the block's tasks and over all their tiles in order, each
- * of FETCHERS taking its own, and start the copies of each as soon as a slot of the ring is free; so
- * the memory is busy while the others merge a slice or turn to another job. Tile n lies in slot
+ * of FETCHERS taking its own, and start the copies of each as soon as a slot of the ring is free;
+ * so the memory is busy while the others merge a slice or turn to another job. Tile n lies in slot
  * n % slots. One warp starts a tile each 0.4 us, a multiprocessor's share of the memory's rate is
  * one in 0.24 us.
  *
