@@ -59,11 +59,10 @@ in_build "$plain" plain 300 "$cores" "$plain"/tests/unit/test_* "$plain"/tests/m
 in_build "$plain" plain 300 1 "$plain"/tests/fault/test_* tests/fault/test_*.sh tests/packaging/test_*.sh
 LOCKSD_TEST_DTYPE=bf16 in_build "$plain" 'plain bf16' 300 "$cores" "$plain"/tests/unit/test_lease "$plain"/tests/model/test_sequences
 in_build "$plain" cuda 300 1 "$plain"/cuda/test_*
-emulated build 900 132 '' & emulated step 900 132 '' &
+emulated step 900 132 '' & emulated step 800 132 7 &
 wait
-emulated build 800 132 7 & emulated step 800 132 7 &
+emulated step 900 2 7 & { emulated build 900 132 ''; emulated build 800 132 7; } &
 wait
-emulated step 900 2 7
 run 'oracle' 600 tests/tools/check-oracle.sh "$plain" quick
 
 export LOCKSD_KILLS=100 CK_TIMEOUT_MULTIPLIER=4
