@@ -18,7 +18,7 @@
 
 /* For the signal handler. */
 static char temporary[PATH_MAX]; /* empty: none */
-static struct sigaction before[LK_DEADLY];
+static struct lk_deadly_link chain;
 
 static int refuse(const char *path, int error, char *why, size_t why_bytes) {
     snprintf(why, why_bytes, "%s: cannot be written: %s", path, strerror(error));
@@ -32,22 +32,7 @@ static void remove_temporary(void) { /* async-signal-safe */
 
 static void die(int signal) { /* handler */
     remove_temporary();
-    for (size_t i = 0; i < LK_DEADLY; i++)
-        if (lk_deadly[i] == signal)
-            sigaction(signal, &before[i], NULL);
-    raise(signal); /* delivered as it would have been, when this returns */
-}
-
-static void install_handlers(void) {
-    struct sigaction action = {.sa_handler = die}, there;
-    sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < LK_DEADLY; i++) {
-        sigaction(lk_deadly[i], NULL, &there);
-        if (there.sa_handler == SIG_IGN || there.sa_handler == die)
-            continue;
-        before[i] = there;
-        sigaction(lk_deadly[i], &action, NULL);
-    }
+    lk_deadly_pass_on(&chain, signal);
 }
 
 /* What a file made by open() would have. */
@@ -82,7 +67,7 @@ int lk_output_open(const char *path, struct lk_output *ret, char *why, size_t wh
     if (there && !S_ISREG(status.st_mode)) {
         output.file = fopen(path, "we");
     } else if (!there || access(path, W_OK) == 0) {
-        install_handlers();
+        lk_deadly_install(&chain, die);
         output.name = there ? realpath(path, NULL) : strdup(path);
         int fd = output.name
                      ? make_temporary(output.name, there ? status.st_mode & 0777 : mode_of_new())

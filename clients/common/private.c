@@ -38,7 +38,7 @@
 static struct {
     volatile sig_atomic_t pid;
     char folder[64], socket[80], notify[80], log[80];
-    struct sigaction before[LK_DEADLY];
+    struct lk_deadly_link chain;
 } running;
 
 __attribute__((format(printf, 4, 5))) static int refuse(int error, char *why, size_t bytes,
@@ -127,25 +127,7 @@ static void die_together(int signal) { /* handler: a tool's death takes its daem
     if (running.pid > 0)
         kill(running.pid, SIGKILL);
     remove_folder();
-    for (size_t i = 0; i < LK_DEADLY; i++)
-        if (lk_deadly[i] == signal)
-            sigaction(signal, &running.before[i], NULL);
-    raise(signal); /* delivered as it would have been, when this returns */
-}
-
-static void install_handlers(void) {
-    struct sigaction action = {.sa_handler = die_together};
-    sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < LK_DEADLY; i++) {
-        sigaction(lk_deadly[i], NULL, &running.before[i]);
-        if (running.before[i].sa_handler != SIG_IGN) /* as under nohup */
-            sigaction(lk_deadly[i], &action, NULL);
-    }
-}
-
-static void remove_handlers(void) {
-    for (size_t i = 0; i < LK_DEADLY; i++)
-        sigaction(lk_deadly[i], &running.before[i], NULL);
+    lk_deadly_pass_on(&running.chain, signal);
 }
 
 /* ---- the child ---- */
@@ -192,7 +174,7 @@ static int spawn(const char *binary, char **argv, const sigset_t *before, char *
     int rc = pid < 0 ? -errno : 0;
     if (pid > 0) {
         running.pid = pid;
-        install_handlers();
+        lk_deadly_install(&running.chain, die_together);
     }
     close(log);
     unsetenv("NOTIFY_SOCKET");
@@ -263,7 +245,7 @@ void lk_private_stop(struct lk_private *daemon) {
     if (running.pid > 0)
         kill_and_reap(running.pid);
     if (daemon->pid > 0)
-        remove_handlers();
+        lk_deadly_remove(&running.chain);
     running.pid = 0;
     daemon->pid = 0;
     remove_folder();

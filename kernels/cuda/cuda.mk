@@ -28,7 +28,7 @@ $(CUDA_O)/liblkcuda.a: $(CUDA_OBJ)
 $(O)/clients/bench/cuda/%.cu.o: clients/bench/cuda/%.cu $(wildcard clients/bench/*.h clients/bench/cuda/*.h kernels/*.h)
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_FLAGS) -c $< -o $@
-CLIENT_OBJ := $(addprefix $(O)/,clients/common/private.o clients/common/measure.o liblocks.a)
+CLIENT_OBJ := $(addprefix $(O)/,clients/common/private.o clients/common/deadly.o clients/common/measure.o liblocks.a)
 $(CUDA_O)/test_client: tests/cuda/test_client.cu clients/locks_device.cuh tests/cuda/common.h $(CLIENT_OBJ)
 	$(NVCC) -std=c++17 -O2 -Ishm_protocol -Iclients -gencode=arch=compute_90a,code=sm_90a $< $(CLIENT_OBJ) -o $@
 $(CUDA_O)/%: tests/cuda/%.cu $(CUDA_O)/liblkcuda.a $(wildcard tests/cuda/*.h)
