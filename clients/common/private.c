@@ -124,8 +124,10 @@ static int make_notify_socket(int *ret, char *why, size_t why_bytes) {
 /* ---- dying together ---- */
 
 static void die_together(int signal) { /* handler: a tool's death takes its daemon along */
-    if (running.pid > 0)
+    if (running.pid > 0) {
         kill(running.pid, SIGKILL);
+        waitpid(running.pid, NULL, 0); /* or it might still put a socket into the folder */
+    }
     remove_folder();
     lk_deadly_pass_on(&running.chain, signal);
 }
