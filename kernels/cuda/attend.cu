@@ -306,78 +306,93 @@ __device__ __forceinline__ struct lk_cuda_stat add_stats(const struct work &t, u
 
 /* ---- slices ---- */
 
-/* Factors of slices, [query][slice]; a warp a query. */
-template <int D> __device__ __forceinline__ void weigh_slices(const struct work &t) {
-    const uint32_t lane = threadIdx.x % 32, slices = t.j.slices;
-    const uint64_t step = t.j.partial_bytes;
-    float *factors = &t.s->out[0][0].x;
+/* Factors of slices, [query][slice]; all queries at once, `lanes` of a warp each. */
+template <int D>
+__device__ __forceinline__ void weigh_slices(const struct work &t, uint32_t lanes_log) {
+    const uint32_t lanes = 1u << lanes_log, query = threadIdx.x >> lanes_log,
+                   lane = threadIdx.x & (lanes - 1), end = query < t.j.queries ? t.j.slices : 0;
+    const uint8_t *stats =
+        t.j.partials + t.j.bands * QUERIES * D * 4 + query * sizeof(struct lk_cuda_stat);
+    float *factors = &t.s->out[0][0].x + query * t.j.slices;
+    auto load = [&](uint32_t i) {
+        return i < end ? __ldcg((const float4 *)(stats + i * t.j.partial_bytes))
+                       : make_float4(-INFINITY, 0.f, 0.f, 0.f);
+    };
+    const float4 own = load(lane);
+    struct lk_cuda_stat all = {own.x, own.y, own.z, 0.f};
 
-#pragma unroll 1
-    for (uint32_t q = warp_index(); q < t.j.queries; q += WARPS) {
-        const uint8_t *stat =
-            t.j.partials + t.j.bands * QUERIES * D * 4 + q * sizeof(struct lk_cuda_stat);
-        struct lk_cuda_stat all = {-INFINITY, 0.f, 0.f, 0.f};
-        auto load = [&](uint32_t i) {
-            return i < slices ? __ldcg((const float4 *)(stat + i * step))
-                              : make_float4(-INFINITY, 0.f, 0.f, 0.f);
-        };
-        float4 v = load(lane);
-
-        all.peak = v.x;
-#pragma unroll 1
-        for (uint32_t i = lane + 32; i < slices; i += 32)
-            all.peak = fmaxf(all.peak, load(i).x);
-        all.peak = warp_max(all.peak);
-#pragma unroll 1
-        for (uint32_t i = lane; i < slices; i += 32) {
-            if (i > lane)
-                v = load(i);
-            const float f = shrink(v.x, all.peak);
-            factors[q * slices + i] = f;
-            all.mass = fmaf(v.y, f, all.mass);
-            all.kept = fmaf(v.z, f, all.kept);
-        }
-        all.mass = warp_sum(all.mass);
-        all.kept = warp_sum(all.kept);
-        if (lane == 0)
-            finish_state(t, q, all);
+#pragma unroll 4
+    for (uint32_t i = lane + lanes; i < end; i += lanes) {
+        const float4 v = load(i);
+        const float top = fmaxf(all.peak, v.x), fade = shrink(all.peak, top), f = shrink(v.x, top);
+        all = {top, fmaf(v.y, f, all.mass * fade), fmaf(v.z, f, all.kept * fade), 0.f};
+        factors[i] = v.x;
     }
+    float top = all.peak;
+    for (uint32_t b = 1; b < lanes; b <<= 1)
+        top = fmaxf(top, __shfl_xor_sync(LK_FULL_WARP, top, b));
+    const float fade = shrink(all.peak, top);
+    all = {top, all.mass * fade, all.kept * fade, 0.f};
+    for (uint32_t b = 1; b < lanes; b <<= 1) {
+        all.mass += __shfl_xor_sync(LK_FULL_WARP, all.mass, b);
+        all.kept += __shfl_xor_sync(LK_FULL_WARP, all.kept, b);
+    }
+    if (lane < end)
+        factors[lane] = shrink(own.x, top);
+#pragma unroll 1
+    for (uint32_t i = lane + lanes; i < end; i += lanes)
+        factors[i] = shrink(factors[i], top);
+    if (lane == 0 && end)
+        finish_state(t, query, all);
 }
 
-/* All slices of a job, in order: to the output. */
-template <int D> __device__ __forceinline__ void merge_slices(const struct work &t) {
+/* All slices of a job, in order: to the output. PIECES float4 of a thread at a time. */
+template <int D, int PIECES>
+__device__ __forceinline__ void merge_slices(const struct work &t, uint32_t lanes_log) {
     const uint32_t slices = t.j.slices, pieces = t.j.bands * 2 * D;
     const uint64_t step = t.j.partial_bytes;
     const float *factors = &t.s->out[0][0].x;
-    float4 o[PARTIALS];
-    auto load = [&](uint32_t index, uint32_t base) {
-        const uint8_t *from = t.j.partials + base * step + 16 * index;
-        const bool wanted = make_piece<D>(index).query < t.j.queries;
+    float4 o[PIECES][PARTIALS];
+    auto wanted = [&](uint32_t index) {
+        return index < pieces && make_piece<D>(index).query < t.j.queries;
+    };
+    auto load = [&](uint32_t first, uint32_t base) {
 #pragma unroll
-        for (int i = 0; i < PARTIALS; i++)
-            o[i] = wanted && base + i < slices ? __ldcg((const float4 *)(from + i * step))
-                                               : make_float4(0, 0, 0, 0);
+        for (int x = 0; x < PIECES; x++) {
+            const uint32_t index = first + x * THREADS;
+            const uint8_t *from = t.j.partials + base * step + 16 * index;
+            const uint32_t count = wanted(index) ? slices - base : 0;
+#pragma unroll
+            for (uint32_t i = 0; i < PARTIALS; i++)
+                o[x][i] =
+                    i < count ? __ldcg((const float4 *)(from + i * step)) : make_float4(0, 0, 0, 0);
+        }
     };
 
     load(threadIdx.x, 0);
-    weigh_slices<D>(t);
+    weigh_slices<D>(t, lanes_log);
     meet();
 #pragma unroll 1
-    for (uint32_t index = threadIdx.x; index < pieces; index += THREADS) {
-        const struct piece e = make_piece<D>(index);
-        float4 sum = make_float4(0, 0, 0, 0);
-        if (e.query >= t.j.queries)
-            continue;
+    for (uint32_t first = threadIdx.x; first < pieces; first += PIECES * THREADS) {
+        float4 sum[PIECES] = {};
 #pragma unroll 1
         for (uint32_t base = 0; base < slices; base += PARTIALS) {
-            if (base || index >= THREADS)
-                load(index, base);
+            if (base || first >= THREADS)
+                load(first, base);
 #pragma unroll
-            for (int i = 0; i < PARTIALS; i++)
-                if (base + i < slices)
-                    add_scaled(&sum, o[i], factors[e.query * slices + base + i]);
+            for (int x = 0; x < PIECES; x++) {
+                const float *f = factors + make_piece<D>(first + x * THREADS).query * slices + base;
+                if (wanted(first + x * THREADS))
+#pragma unroll
+                    for (uint32_t i = 0; i < PARTIALS; i++)
+                        if (base + i < slices)
+                            add_scaled(&sum[x], o[x][i], f[i]);
+            }
         }
-        store_out<D>(t, e, sum);
+#pragma unroll
+        for (int x = 0; x < PIECES; x++)
+            if (wanted(first + x * THREADS))
+                store_out<D>(t, make_piece<D>(first + x * THREADS), sum[x]);
     }
 }
 
@@ -473,8 +488,10 @@ __device__ __forceinline__ void finish_slice(const struct work &t, uint32_t slic
 template <int D> __device__ __forceinline__ void finish_job(const struct work &t, uint32_t count) {
     if (!all_done(t.j, count, &t.s->last))
         return;
-    if (t.j.slices > 1)
-        merge_slices<D>(t);
+    if (t.j.slices > 1 && t.j.bands == 1)
+        merge_slices<D, 1>(t, 5);
+    else if (t.j.slices > 1)
+        merge_slices<D, 2>(t, __clz(t.j.bands) - 26); /* 32 / bands */
     if (threadIdx.x == 0)
         finish_head(t.a, t.j, t.found, t.s->mass);
 }

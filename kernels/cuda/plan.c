@@ -20,8 +20,10 @@
 #define BLOCK_WARPS 8    /* of attend */
 #define CHUNKS      1696 /* of a row: about one a scoring warp of a large device */
 #define CHUNKS_LOW  2208 /* at rank 2 */
-#define HEAD_TOKENS 16   /* appended by a warp */
-#define REST_PAGES  128  /* that a warp sums up at once */
+#define SLICES      128 /* of a row's heads together: about one a multiprocessor of a large device */
+#define SLICE_TILES 16  /* at least, if there are several */
+#define HEAD_TOKENS 16  /* appended by a warp */
+#define REST_PAGES  128 /* that a warp sums up at once */
 
 static uint32_t div_up(uint32_t a, uint32_t b) {
     return (a + b - 1) / b;
@@ -86,9 +88,10 @@ static void plan_attend(const struct lk_geometry *g, struct lk_cuda_row *r) {
         r->bands *= 2;
     r->query_groups = div_up(query_bands, r->bands);
     /* Many queries fill the device by themselves; partial results of slices are bounded. */
-    cap = clamp(clamp(512 / g->kv_heads, 16, 128) / clamp(r->query_groups, 1, UINT32_MAX), 1, 128);
+    cap =
+        clamp(clamp(SLICES / g->kv_heads, 16, 128) / clamp(r->query_groups, 1, UINT32_MAX), 1, 128);
     r->tiles = (uint32_t)((tokens + TILE_TOKENS - 1) / TILE_TOKENS);
-    r->slices = clamp(div_up(r->tiles, BLOCK_WARPS), 1, cap);
+    r->slices = clamp(div_up(r->tiles, SLICE_TILES), 1, cap);
     r->slice_tiles = clamp(div_up(r->tiles, r->slices), 1, UINT32_MAX);
     r->slices = clamp(div_up(r->tiles, r->slice_tiles), 1, UINT32_MAX);
 }
