@@ -5,7 +5,8 @@
  * Geometry: a block takes a run of tasks (attend.cuh). Four warps of it fetch tiles, keys and
  * values each, into a ring of slots (attend_ring.cuh), job after job; eight attend. Where a KV head
  * has one band of queries (eight), each takes every eighth tile of a slice. Where it has more, a
- * warp holds two bands, and warps that hold different ones read the same slots.
+ * warp holds two bands, and warps that hold different ones read the same slots. With more than 32
+ * queries, where the device has such products, four warps multiply theirs together (WIDE).
  *
  * A tile, on tensor cores: queries are A (16 x 16 channels), keys B (16 channels x 8 tokens); a
  * lane has two tokens of a query's logits in each octet, and what it makes of them is A of the
@@ -175,11 +176,55 @@ __device__ __forceinline__ void multiply_keys(const struct job &j, const uint8_t
             z[y][x] += more[y][x];
 }
 
+/* The same of several tiles by four warps together, of their 64 queries. */
+template <bool BF16, int TILES, int D>
+__device__ __forceinline__ void
+multiply_keys_wide(const struct work &t, const struct place p[TILES], const struct state<D, 2> &w,
+                   float z[TILES][2][4]) {
+    uint64_t b[TILES];
+
+#pragma unroll
+    for (int i = 0; i < TILES; i++)
+        b[i] = wide_matrix((uint32_t)__cvta_generic_to_shared(t.slots + p[i].slot * (64 * D)),
+                           octet_step(t.j));
+    wide_begin();
+#pragma unroll
+    for (int x = 0; x < D / 16; x++)
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            const uint32_t a[4] = {w.q[x][0], w.q[x][2], w.q[x][1], w.q[x][3]};
+            wide_rows<BF16>(z[i], a, wide_offset(b[i], x / 4 * COLUMN + 32 * (x % 4)));
+        }
+    wide_end();
+}
+
 /* Bits of the lane's two tokens of an octet, of which so many are there. */
 __device__ __forceinline__ uint32_t there_mask(uint32_t there) {
     const uint32_t own = 2 * (threadIdx.x % 4);
 
     return own + 1 < there ? 0xffffffffu : own < there ? 0xffffu : 0;
+}
+
+/* A tile's weights, as A of the product with values: in two parts, `low` what `high` lacks. */
+struct weights {
+    uint32_t high[4], low[4];
+};
+
+template <bool BF16, int BANDS>
+__device__ __forceinline__ struct weights pack_weights(const float z[2][4]) {
+    struct weights ret = {};
+
+#pragma unroll
+    for (int y = 0; y < 2; y++)
+#pragma unroll
+        for (int h = 0; h < BANDS; h++) {
+            const float *pair = &z[y][2 * h];
+            const uint32_t word = pack_pair<BF16>(pair[0], pair[1]);
+            const float2 f = unpack_pair<BF16>(word);
+            ret.high[2 * y + h] = word;
+            ret.low[2 * y + h] = pack_pair<BF16>(pair[0] - f.x, pair[1] - f.y);
+        }
+    return ret;
 }
 
 /* out += weights x values of a tile. WHOLE: all of its tokens are there. */
@@ -190,18 +235,9 @@ __device__ __forceinline__ void multiply_values(const struct job &j, const uint8
     const uint32_t in = threadIdx.x % 8, m = threadIdx.x % 32 / 8; /* matrix [channels][octet] */
     const uint8_t *values = slot + values_step(j) + m % 2 * octet_step(j) + in * BOX_ROW;
     const uint32_t mask[2] = {there_mask(n[0].there), there_mask(n[1].there)};
-    uint32_t high[4] = {}, low[4] = {}, b[4];
+    const struct weights a = pack_weights<BF16, BANDS>(z);
+    uint32_t b[4];
 
-#pragma unroll
-    for (int y = 0; y < 2; y++)
-#pragma unroll
-        for (int h = 0; h < BANDS; h++) {
-            const float *pair = &z[y][2 * h];
-            const uint32_t word = pack_pair<BF16>(pair[0], pair[1]);
-            const float2 f = unpack_pair<BF16>(word);
-            high[2 * y + h] = word;
-            low[2 * y + h] = pack_pair<BF16>(pair[0] - f.x, pair[1] - f.y);
-        }
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         load_transposed(b, values + i / 4 * COLUMN + 16 * (2 * (i % 4) ^ m / 2 ^ in));
@@ -211,14 +247,62 @@ __device__ __forceinline__ void multiply_values(const struct job &j, const uint8
 #pragma unroll
         for (int x = 0; x < 2; x++) {
             float *o = w->o[2 * i + x];
-            mma_k16<BF16>(o, high[0], high[1], high[2], high[3], b[2 * x], b[2 * x + 1]);
-            mma_k16<BF16>(o, low[0], low[1], low[2], low[3], b[2 * x], b[2 * x + 1]);
+            mma_k16<BF16>(o, a.high[0], a.high[1], a.high[2], a.high[3], b[2 * x], b[2 * x + 1]);
+            mma_k16<BF16>(o, a.low[0], a.low[1], a.low[2], a.low[3], b[2 * x], b[2 * x + 1]);
         }
     }
 }
 
+/* The same by four warps together, of a whole tile; between wide_begin() and wide_end(). */
+template <bool BF16, int D>
+__device__ __forceinline__ void multiply_values_wide(const struct job &j, const uint8_t *slot,
+                                                     const struct weights &a,
+                                                     struct state<D, 2> *w) {
+    const uint32_t values = (uint32_t)__cvta_generic_to_shared(slot) + values_step(j);
+
+#pragma unroll
+    for (int i = 0; i < D / BOX_CHANNELS; i++) {
+        const uint64_t b = wide_matrix(values + i * COLUMN, octet_step(j));
+        wide_columns<BF16>(&w->o[8 * i], a.high, b);
+        wide_columns<BF16>(&w->o[8 * i], a.low, b);
+    }
+}
+
+/* Weights x values of the tiles; of four warps that work together where WIDE. */
+template <bool BF16, bool WIDE, int TILES, int D, int BANDS>
+__device__ __forceinline__ void add_values(const struct work &t, const struct place p[TILES],
+                                           const struct note n[TILES][2],
+                                           const float z[TILES][2][4], struct state<D, BANDS> *w) {
+    uint32_t there = 0;
+
+#pragma unroll
+    for (int i = 0; i < TILES; i++)
+        there += n[i][0].there + n[i][1].there;
+    if constexpr (WIDE)
+        if (there == 16 * TILES) {
+            struct weights a[TILES];
+#pragma unroll
+            for (int i = 0; i < TILES; i++)
+                a[i] = pack_weights<BF16, BANDS>(z[i]);
+            wide_begin();
+#pragma unroll
+            for (int i = 0; i < TILES; i++)
+                multiply_values_wide<BF16>(t.j, t.slots + p[i].slot * (64 * D), a[i], w);
+            wide_end();
+            return;
+        }
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+        const uint8_t *slot = t.slots + p[i].slot * (64 * D);
+        if (!WIDE && n[i][0].there + n[i][1].there == 16)
+            multiply_values<BF16, true>(t.j, slot, n[i], z[i], w);
+        else
+            multiply_values<BF16, false>(t.j, slot, n[i], z[i], w);
+    }
+}
+
 /* The tiles in these slots: one softmax for all. */
-template <bool BF16, int TILES, int D, int BANDS>
+template <bool BF16, bool WIDE, int TILES, int D, int BANDS>
 __device__ __forceinline__ void add_tiles(const struct work &t, const struct place p[TILES],
                                           struct state<D, BANDS> *w) {
     struct note n[TILES][2];
@@ -231,19 +315,15 @@ __device__ __forceinline__ void add_tiles(const struct work &t, const struct pla
     }
     if (n[0][0].position == NEVER && n[0][1].position == NEVER)
         return;
+    if constexpr (WIDE)
+        multiply_keys_wide<BF16, TILES>(t, p, *w, z);
+    else
 #pragma unroll
-    for (int i = 0; i < TILES; i++)
-        multiply_keys<BF16>(t.j, t.slots + p[i].slot * (64 * D), *w, z[i]);
+        for (int i = 0; i < TILES; i++)
+            multiply_keys<BF16>(t.j, t.slots + p[i].slot * (64 * D), *w, z[i]);
     mask_logits<TILES>(t.j, n, *w, z);
     soften<TILES>(t.j, n, z, w);
-#pragma unroll
-    for (int i = 0; i < TILES; i++) {
-        const uint8_t *slot = t.slots + p[i].slot * (64 * D);
-        if (n[i][0].there + n[i][1].there == 16)
-            multiply_values<BF16, true>(t.j, slot, n[i], z[i], w);
-        else
-            multiply_values<BF16, false>(t.j, slot, n[i], z[i], w);
-    }
+    add_values<BF16, WIDE, TILES>(t, p, n, z, w);
 }
 
 /* ---- merging ---- */
@@ -515,7 +595,7 @@ __device__ __forceinline__ void run_alone(const struct work &t, uint32_t slice, 
 #pragma unroll 1
         for (uint32_t i = warp; i < tiles; i += WARPS) {
             wait_full(&t.s->ring, p);
-            add_tiles<BF16, 1>(t, &p, &w);
+            add_tiles<BF16, false, 1>(t, &p, &w);
             leave_slot(&t.s->ring, p, WARPS);
             p = next_place(p, WARPS, t.count);
         }
@@ -526,12 +606,13 @@ __device__ __forceinline__ void run_alone(const struct work &t, uint32_t slice, 
 
 /* Slices of a job of several bands. Of the warps that hold the same queries one takes every
  * parts-th tile of the slice, two to a softmax where registers hold them. */
-template <bool BF16, int D>
+template <bool BF16, bool WIDE, int D>
 __device__ __forceinline__ void run_together(const struct work &t, uint32_t slice, uint32_t last,
                                              struct place *at) {
     constexpr int TILES = D > 128 ? 1 : 2;
     const uint32_t warp = warp_index(), depth = query_warps(t.j), parts = WARPS / depth;
     const uint32_t query = warp % depth * 2 * QUERIES;
+    const bool wanted = WIDE || query < t.j.queries;
     struct state<D, 2> w;
 
     load_queries(t.a, t.j, query, &w);
@@ -548,10 +629,10 @@ __device__ __forceinline__ void run_together(const struct work &t, uint32_t slic
             wait_full(&t.s->ring, p[0]);
             if (two)
                 wait_full(&t.s->ring, p[1]);
-            if (query < t.j.queries && two)
-                add_tiles<BF16, TILES>(t, p, &w);
-            else if (query < t.j.queries)
-                add_tiles<BF16, 1>(t, p, &w);
+            if (wanted && two)
+                add_tiles<BF16, WIDE, TILES>(t, p, &w);
+            else if (wanted)
+                add_tiles<BF16, WIDE, 1>(t, p, &w);
             leave_slot(&t.s->ring, p[0], parts);
             if (two)
                 leave_slot(&t.s->ring, p[1], parts);
@@ -579,8 +660,11 @@ __device__ __forceinline__ void run_tasks(const struct ring_args &a, struct shar
             list_all(t.j);
         if (warp_index() == 1)
             load_found(t.j, t.found);
-        if (t.j.bands > 1)
-            run_together<BF16, D>(t, begin, end, &at);
+        /* at D = 256 registers do not hold what such a product wants */
+        if (D <= 128 && wide_products() && t.j.bands == WARPS)
+            run_together<BF16, true, D>(t, begin, end, &at);
+        else if (t.j.bands > 1)
+            run_together<BF16, false, D>(t, begin, end, &at);
         else
             run_alone<BF16, D>(t, begin, end, &at);
         finish_job<D>(t, end - begin);

@@ -134,6 +134,74 @@ __device__ __forceinline__ void load_transposed(uint32_t x[4], const void *row) 
                  : "memory");
 }
 
+/* ---- products by four warps, the first of which is a multiple of four ----
+ *
+ * m64: rows 16 i to 16 i + 15 of A and D are warp i's, held as those of m16n8. B lies in shared
+ * memory in rows of 64 numbers, chunks permuted (boxes.cuh), eight rows together. All four warps
+ * call, in the same order: wide_begin(), products, wide_end(); until then A and D are in use. */
+
+/* Do this device's warps have them? */
+__device__ __forceinline__ constexpr bool wide_products() {
+#if __CUDA_ARCH__ >= 900
+    return true;
+#else
+    return false;
+#endif
+}
+/* Says where B is: each eight rows `step` bytes after the eight before. */
+__device__ __forceinline__ uint64_t wide_matrix(uint32_t address, uint32_t step) {
+    return (uint64_t)1 << 62 | (uint64_t)(step >> 4) << 32 | 1 << 16 | (address & 0x3ffff) >> 4;
+}
+/* `bytes` on; a multiple of 16. */
+__device__ __forceinline__ uint64_t wide_offset(uint64_t b, uint32_t bytes) {
+    return b + (bytes >> 4);
+}
+__device__ __forceinline__ void wide_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wide_end() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#endif
+}
+#define LK_FLOATS(row) "+f"(d[row][0]), "+f"(d[row][1]), "+f"(d[row][2]), "+f"(d[row][3])
+#define LK_WIDE_16(type)                                                                           \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type                       \
+                 " {%0,%1,%2,%3,%4,%5,%6,%7},{%8,%9,%10,%11},%12,1,1,1,0;"                         \
+                 : LK_FLOATS(0), LK_FLOATS(1)                                                      \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define LK_WIDE_64(type)                                                                           \
+    asm volatile(                                                                                  \
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                \
+        " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"         \
+        "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31},{%32,%33,%34,%35},%36,1,1,1,1;"                  \
+        : LK_FLOATS(0), LK_FLOATS(1), LK_FLOATS(2), LK_FLOATS(3), LK_FLOATS(4), LK_FLOATS(5),      \
+          LK_FLOATS(6), LK_FLOATS(7)                                                               \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+/* D[64][16] += A[64][16] x B's rows as columns, numbers 0 to 15 of each. */
+template <bool BF16>
+__device__ __forceinline__ void wide_rows(float d[2][4], const uint32_t a[4], uint64_t b) {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (BF16)
+        LK_WIDE_16("bf16");
+    else
+        LK_WIDE_16("f16");
+#endif
+}
+/* D[64][64] += A[64][16] x B[16][64]. */
+template <bool BF16>
+__device__ __forceinline__ void wide_columns(float d[8][4], const uint32_t a[4], uint64_t b) {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (BF16)
+        LK_WIDE_64("bf16");
+    else
+        LK_WIDE_64("f16");
+#endif
+}
+
 /* ---- hints ---- */
 
 /* The line to L2; nothing is read, so that it may be written still. */

@@ -151,6 +151,48 @@ static inline void load_transposed(uint32_t x[4], const void *row) {
     take_matrices(x, row, true);
 }
 
+/* Four warps' products: each has its own rows of A, so that none needs another's. */
+static inline bool wide_products(void) {
+    return emulated::arch() >= 900;
+}
+static inline uint64_t wide_matrix(uint32_t address, uint32_t step) {
+    return (uint64_t)step << 32 | address;
+}
+static inline uint64_t wide_offset(uint64_t b, uint32_t bytes) {
+    return b + bytes;
+}
+static inline void wide_begin(void) {
+}
+static inline void wide_end(void) {
+}
+/* D += A B, `octets` of eight columns; of B element (row, column) or its transposed. */
+template <bool BF16>
+static inline void multiply_wide(float (*d)[4], int octets, const uint32_t a[4], uint64_t b,
+                                 bool transposed) {
+    const struct emulated::packet *lane = emulated::meet_warp({{a[0], a[1], a[2], a[3]}});
+    const uint32_t r = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+    const auto cell = [b](uint32_t row, uint32_t column) {
+        const uint32_t at =
+            (uint32_t)b + row / 8 * (uint32_t)(b >> 32) + row % 8 * 128 + 2 * column;
+        return element_of<BF16>(*(uint16_t *)at_address(at ^ (at >> 7 & 7) << 4), 0);
+    };
+
+    for (int i = 0; i < 4 * octets; i++) {
+        const uint32_t column = i / 4 * 8 + 2 * c + i % 2;
+        for (uint32_t k = 0; k < 16; k++)
+            d[i / 4][i % 4] +=
+                element_of<BF16>(lane[4 * r + k % 8 / 2].w[k / 8 * 2 + i % 4 / 2], k % 2) *
+                (transposed ? cell(column, k) : cell(k, column));
+    }
+}
+template <bool BF16> static inline void wide_rows(float d[2][4], const uint32_t a[4], uint64_t b) {
+    multiply_wide<BF16>(d, 2, a, b, true);
+}
+template <bool BF16>
+static inline void wide_columns(float d[8][4], const uint32_t a[4], uint64_t b) {
+    multiply_wide<BF16>(d, 8, a, b, false);
+}
+
 /* ---- numbers, clock ---- */
 
 static inline float exp2_fast(float x) {
