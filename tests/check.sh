@@ -44,8 +44,9 @@ in_build() { # in_build BUILD LABEL SECONDS SIDE_BY_SIDE TEST...: each test, wit
     wait
 }
 
-emulated() { # emulated TEST ARCH PROCESSORS SEED: the CUDA kernels on the host; threads take turns in order or, with a seed, at random
-    LK_EMULATED_ARCH=$2 LK_EMULATED_PROCESSORS=$3 LK_EMULATED_SEED=$4 run "emulated sm_${2%0} test_$1" 300 "$plain/emulated/test_$1" --small
+emulated() { # emulated TEST ARCH PROCESSORS SEED [KIB]: the CUDA kernels on the host; threads take turns in order or, with a seed, at random; KIB: shared memory of a block
+    LK_EMULATED_ARCH=$2 LK_EMULATED_PROCESSORS=$3 LK_EMULATED_SEED=$4 LK_EMULATED_SHARED=${5:-} \
+        run "emulated sm_${2%0} x $3${5:+ $5 KiB} test_$1" 300 "$plain/emulated/test_$1" --small
 }
 
 ended() { # ended HOW: the names of the tests that did
@@ -61,7 +62,7 @@ LOCKSD_TEST_DTYPE=bf16 in_build "$plain" 'plain bf16' 300 "$cores" "$plain"/test
 in_build "$plain" cuda 300 1 "$plain"/cuda/test_*
 emulated step 900 132 '' & emulated step 800 132 7 &
 wait
-emulated step 900 2 7 & { emulated build 900 132 ''; emulated build 800 132 7; } &
+emulated step 900 2 7 & { emulated step 800 2 7 99; emulated build 900 132 ''; emulated build 800 132 7 99; } &
 wait
 run 'oracle' 600 tests/tools/check-oracle.sh "$plain" quick
 

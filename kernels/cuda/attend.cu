@@ -705,22 +705,27 @@ __global__ void __launch_bounds__(THREADS + 32 * FETCHERS, 1)
 
 /* ---- launcher ---- */
 
+/* A part: a slot for each warp, of which a slice's tiles come round to the same ones. */
+template <int D> static struct lk_shared shared_of(void) {
+    return {sizeof(struct shared), WARPS * 64 * D, SLOTS / WARPS};
+}
+
 template <int D, bool BF16> static int launch_fast(const struct lk_cuda_step *step, void *stream) {
     const struct lk_geometry *g = &step->pool.geometry;
+    const struct lk_shared s = shared_of<D>();
     struct ring_args a = {{step->pool, step->batch, step->sync, step->clock}, {}, 0};
-    const uint32_t most = (SHARED_MOST - sizeof(struct shared)) / (64 * D) / WARPS * WARPS;
+    uint32_t parts;
     int error =
         make_boxes(step->pool.kv, D, 2 * g->page_tokens, step->pool.pages * g->layers * g->kv_heads,
                    g->page_tokens == 16 ? 32 : 16, &a.boxes);
 
+    if (!error)
+        error = take_shared(attend_kernel<D, BF16>, s, &parts);
     if (error)
         return error;
-    a.slots = most < SLOTS ? most : SLOTS;
-    const uint32_t bytes = a.slots * (64 * D) + sizeof(struct shared);
-    cudaFuncSetAttribute(attend_kernel<D, BF16>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         bytes);
-    return launch(attend_kernel<D, BF16>, dim3(step->processors), THREADS + 32 * FETCHERS, bytes,
-                  stream, a);
+    a.slots = WARPS * parts;
+    return launch(attend_kernel<D, BF16>, dim3(step->processors), THREADS + 32 * FETCHERS,
+                  s.fixed + parts * s.each, stream, a);
 }
 
 template <int D> static int launch_type(const struct lk_cuda_step *step, void *stream) {
@@ -738,5 +743,18 @@ int lk_cuda_attend(const struct lk_cuda_step *step, void *stream) {
         return launch_type<256>(step, stream);
     default:
         return lk_cuda_attend_plain(step, stream);
+    }
+}
+
+uint32_t lk_cuda_attend_least(const struct lk_geometry *g) {
+    switch (g->head_dim) {
+    case 64:
+        return shared_least(shared_of<64>());
+    case 128:
+        return shared_least(shared_of<128>());
+    case 256:
+        return shared_least(shared_of<256>());
+    default:
+        return lk_cuda_attend_plain_least(g);
     }
 }

@@ -206,9 +206,13 @@ __global__ void __launch_bounds__(THREADS)
 
 int lk_cuda_attend_plain(const struct lk_cuda_step *step, void *stream) {
     const struct attend_args a = {step->pool, step->batch, step->sync, step->clock};
-    const uint32_t d = step->pool.geometry.head_dim;
-    const uint32_t bytes = sizeof(struct shared) + 4 * WARPS * QUERIES * (d + 4);
+    const uint32_t bytes = lk_cuda_attend_plain_least(&step->pool.geometry);
+    int error = take_bytes(attend_plain, bytes);
 
-    cudaFuncSetAttribute(attend_plain, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    return launch(attend_plain, dim3(2 * step->processors), THREADS, bytes, stream, a);
+    return error ? error
+                 : launch(attend_plain, dim3(2 * step->processors), THREADS, bytes, stream, a);
+}
+
+uint32_t lk_cuda_attend_plain_least(const struct lk_geometry *g) {
+    return sizeof(struct shared) + 4 * WARPS * QUERIES * (g->head_dim + 4);
 }

@@ -23,12 +23,11 @@
 #include "attend.cuh"
 #include "boxes.cuh"
 
-#define FETCHERS    4  /* warps that fetch */
-#define SLOTS       16 /* at most; a multiple of WARPS and FETCHERS */
-#define SHARED_MOST (227 * 1024)
-#define JOBS        2              /* at a time: one is read, the next one fetched */
-#define BATCH       16             /* tiles looked up at once */
-#define COLUMN      (32 * BOX_ROW) /* bytes of a slot's 64 channels */
+#define FETCHERS 4              /* warps that fetch */
+#define SLOTS    16             /* at most; a multiple of WARPS and FETCHERS */
+#define JOBS     2              /* at a time: one is read, the next one fetched */
+#define BATCH    16             /* tiles looked up at once */
+#define COLUMN   (32 * BOX_ROW) /* bytes of a slot's 64 channels */
 
 struct ring_args {
     struct attend_args attend;

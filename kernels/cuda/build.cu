@@ -23,9 +23,9 @@
 #include "build.cuh"
 
 #define SWEEPS_MOST   16
+#define PAGES_MOST    8      /* of a block */
 #define ORTHOGONAL    1e-6f  /* cosine at which two columns count as orthogonal */
 #define NEGLIGIBLE    1e-15f /* squared eigenvalue, relative to the largest */
-#define SHARED_MOST   (227 * 1024)
 #define SUPER_THREADS 256
 #define REFINED_MOST  32     /* tokens of a page whose eigenvectors are refined */
 #define GAP_LEAST     1e-6f  /* between eigenvalues, relative: closer ones stay as they are */
@@ -945,21 +945,30 @@ __global__ void __launch_bounds__(SUPER_THREADS)
 
 /* ---- launchers ---- */
 
-template <int N, int RANK> static int launch_rank(const struct build_args &a, void *stream) {
-    constexpr uint32_t MOST = 8;
-    const struct lk_geometry *g = &a.pool.geometry;
-    uint32_t rank = a.super ? LK_COARSE_RANK : g->rank;
-    uint32_t record =
-        a.super ? lk_record_super(g).stride : lk_record_coarse(g).stride + lk_record_fine(g).stride;
-    uint32_t bytes = page_bytes(N, g->head_dim, rank, record), warps = SHARED_MOST / bytes;
-    uint64_t tasks = (uint64_t)a.count * g->kv_heads, blocks;
+/* A part: a page and its warp. `n`: its tokens. */
+static struct lk_shared shared_of(const struct lk_geometry &g, uint32_t n, uint32_t super) {
+    const uint32_t rank = super ? LK_COARSE_RANK : g.rank,
+                   record = super ? lk_record_super(&g).stride
+                                  : lk_record_coarse(&g).stride + lk_record_fine(&g).stride;
 
-    warps = warps > MOST ? MOST : warps;
-    blocks = (tasks + warps - 1) / warps;
-    cudaFuncSetAttribute(build_kernel<N, RANK>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         SHARED_MOST);
+    return {0, page_bytes(n, g.head_dim, rank, record), PAGES_MOST};
+}
+
+static uint32_t large_bytes(const struct lk_geometry &g) {
+    return sizeof(struct super_memory) + LK_QUAD_PAGES * g.page_tokens * (g.head_dim + 2) * 2;
+}
+
+template <int N, int RANK> static int launch_rank(const struct build_args &a, void *stream) {
+    const struct lk_shared s = shared_of(a.pool.geometry, N, a.super);
+    const uint64_t tasks = (uint64_t)a.count * a.pool.geometry.kv_heads;
+    uint32_t warps;
+    int error = take_shared(build_kernel<N, RANK>, s, &warps);
+
+    if (error)
+        return error;
+    const uint64_t blocks = (tasks + warps - 1) / warps;
     return launch(build_kernel<N, RANK>, dim3(blocks < 2048 ? blocks : 2048), 32 * warps,
-                  warps * bytes, stream, a, bytes);
+                  warps * s.each, stream, a, s.each);
 }
 
 template <int N> static int launch_build(const struct build_args &a, void *stream) {
@@ -971,14 +980,21 @@ template <int N> static int launch_build(const struct build_args &a, void *strea
            N < LK_RANK_MAX ? 8 : LK_RANK_MAX > (a, stream);
 }
 
+static int launch_large(const struct build_args &a, void *stream) {
+    const uint32_t tasks = a.count * a.pool.geometry.kv_heads, bytes = large_bytes(a.pool.geometry);
+    int error = take_bytes(build_large, bytes);
+
+    return error ? error
+                 : launch(build_large, dim3(tasks < 1056 ? tasks : 1056), SUPER_THREADS, bytes,
+                          stream, a);
+}
+
 static int build(const struct lk_cuda_build *b, uint32_t super, void *stream) {
-    struct build_args a = {b->pool, b->list, b->count, super};
-    const struct lk_geometry *g = &b->pool.geometry;
-    uint32_t n = (super ? 4 : 1) * g->page_tokens, bytes;
+    const struct build_args a = {b->pool, b->list, b->count, super};
 
     if (!b->count)
         return 0;
-    switch (n) {
+    switch ((super ? LK_QUAD_PAGES : 1) * b->pool.geometry.page_tokens) {
     case 8:
     case 16:
         return lk_cuda_build_small(b, stream);
@@ -987,10 +1003,7 @@ static int build(const struct lk_cuda_build *b, uint32_t super, void *stream) {
     case 64:
         return launch_build<64>(a, stream);
     }
-    bytes = sizeof(struct super_memory) + n * (g->head_dim + 2) * 2;
-    cudaFuncSetAttribute(build_large, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST);
-    return launch(build_large, dim3(a.count * g->kv_heads < 1056 ? a.count * g->kv_heads : 1056),
-                  SUPER_THREADS, bytes, stream, a);
+    return launch_large(a, stream);
 }
 
 int lk_cuda_build_pages(const struct lk_cuda_build *b, void *stream) {
@@ -999,4 +1012,16 @@ int lk_cuda_build_pages(const struct lk_cuda_build *b, void *stream) {
 
 int lk_cuda_build_supers(const struct lk_cuda_build *b, void *stream) {
     return build(b, 1, stream);
+}
+
+static uint32_t least_of(const struct lk_geometry *g, uint32_t super) {
+    const uint32_t n = (super ? LK_QUAD_PAGES : 1) * g->page_tokens;
+
+    return n <= 16   ? lk_cuda_build_small_least()
+           : n <= 64 ? shared_least(shared_of(*g, n, super))
+                     : large_bytes(*g);
+}
+
+uint32_t lk_cuda_build_least(const struct lk_geometry *g) {
+    return max(least_of(g, 0), least_of(g, 1));
 }

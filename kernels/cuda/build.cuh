@@ -14,5 +14,6 @@ __device__ __forceinline__ uint16_t bf16_up(float x) {
 
 /* lk_cuda_build_pages() of pages of 8 and 16 tokens. */
 int lk_cuda_build_small(const struct lk_cuda_build *build, void *stream);
+uint32_t lk_cuda_build_small_least(void);
 
 #endif

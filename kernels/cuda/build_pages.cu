@@ -789,10 +789,15 @@ template <int D> static int launch_pages(const struct lk_cuda_build &a, void *st
     const uint32_t bytes = sizeof(struct batch_memory);
     void (*kernel)(struct lk_cuda_build) =
         g->dtype == LK_BF16 ? build_pages_kernel<D, true> : build_pages_kernel<D, false>;
+    int error = take_bytes(kernel, bytes);
 
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    return launch(kernel, dim3((uint32_t)(whole > least ? whole : least)), 32 * WARPS, bytes,
-                  stream, a);
+    return error ? error
+                 : launch(kernel, dim3((uint32_t)(whole > least ? whole : least)), 32 * WARPS,
+                          bytes, stream, a);
+}
+
+uint32_t lk_cuda_build_small_least(void) {
+    return sizeof(struct batch_memory);
 }
 
 int lk_cuda_build_small(const struct lk_cuda_build *b, void *stream) {

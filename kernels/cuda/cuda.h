@@ -16,7 +16,8 @@
  * that a step closed are built after it, by lk_cuda_build_pages().
  *
  * Invariants
- *   - Launchers never allocate, wait or log. They return 0 or a cudaError_t as an int.
+ *   - Launchers never allocate, wait or log. They return 0 or a cudaError_t as an int:
+ *     cudaErrorInvalidConfiguration where the device has less shared memory than they need.
  *   - All pointers are to device memory (or host memory the device can read), aligned to 16 bytes.
  *   - Tokens beyond a row's length never reach a result, whatever their bytes hold.
  *   - `sync` words are 0 before the first launch; every launch leaves them 0.
@@ -84,6 +85,9 @@ struct lk_cuda_batch {
 
 /* Strides and sizes of this backend's records: bytes as DESIGN counts, strides padded to 16. */
 void lk_cuda_layout(const struct lk_geometry *geometry, struct lk_layout *ret);
+/* Bytes of shared memory that a block of the kernels for a geometry needs at least. What the device
+ * lends beyond (cudaDevAttrMaxSharedMemoryPerBlockOptin) makes steps faster and changes no bit. */
+uint32_t lk_cuda_shared_least(const struct lk_geometry *geometry);
 /* Bytes of workspace of a row; a function of the row alone. */
 uint64_t lk_cuda_row_workspace_bytes(const struct lk_row *row);
 /* Sync words a batch of rows needs at most, each up to `tokens` queries. */

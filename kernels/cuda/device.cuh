@@ -162,6 +162,47 @@ lk_page_keys_device(const struct lk_pool_view &p, uint32_t layer, uint64_t page,
 
 /* ---- launch ---- */
 
+/* Shared memory of a kernel's block, in bytes: `fixed`, and `each` for every one of its parts (a
+ * warp that scores, slots, a page), of which it has at least one and `most` at most. More parts are
+ * faster and change no result. */
+struct lk_shared {
+    uint32_t fixed, each, most;
+};
+
+static inline uint32_t shared_least(const struct lk_shared &s) {
+    return s.fixed + s.each;
+}
+
+/* The parts that a block can have on the current device, and the leave to use them. -> 0, or a
+ * cudaError_t: cudaErrorInvalidConfiguration where not even one fits. */
+template <class Kernel>
+static int take_shared(Kernel *kernel, const struct lk_shared &s, uint32_t *ret_parts) {
+    int device = 0, lent = 0, error = (int)cudaGetDevice(&device);
+
+    if (!error)
+        error = (int)cudaDeviceGetAttribute(&lent, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error)
+        return error;
+    if (shared_least(s) > (uint32_t)lent)
+        return (int)cudaErrorInvalidConfiguration;
+    *ret_parts = min(s.most, ((uint32_t)lent - s.fixed) / s.each);
+    return (int)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, lent);
+}
+
+/* The same of a kernel whose blocks all take so many bytes. */
+template <class Kernel> static int take_bytes(Kernel *kernel, uint32_t bytes) {
+    uint32_t one;
+
+    return take_shared(kernel, {0, bytes, 1}, &one);
+}
+
+/* What blocks of each part of the backend need at least; cuda.h has the largest of all. */
+uint32_t lk_cuda_scan_least(const struct lk_geometry *geometry);
+uint32_t lk_cuda_rescan_least(const struct lk_geometry *geometry);
+uint32_t lk_cuda_select_least(void);
+uint32_t lk_cuda_attend_least(const struct lk_geometry *geometry);
+uint32_t lk_cuda_build_least(const struct lk_geometry *geometry);
+
 template <class... P, class... A>
 static int launch(void (*kernel)(P...), dim3 grid, uint32_t threads, uint32_t shared, void *stream,
                   A... args) {

@@ -236,28 +236,43 @@ __global__ void __launch_bounds__(32 * BLOCK_WARPS, 1)
 
 /* ---- launchers ---- */
 
+static uint32_t tile_bytes(const struct lk_geometry &g) {
+    return TILE * (lk_record_coarse(&g).stride + lk_record_fine(&g).stride);
+}
+
+/* A part: a warp that scores, its notes and its ring. */
+template <int D> static struct lk_shared shared_of(const struct lk_geometry &g) {
+    return {FIXED_BYTES + WINDOW * (uint32_t)sizeof(struct four_queries<D>),
+            NOTES * (uint32_t)sizeof(struct listed) + STAGES * tile_bytes(g),
+            BLOCK_WARPS - REST_WARPS};
+}
+
 template <int D, int R, int NG>
 static int launch_fast(struct scan_args a, uint32_t processors, void *stream) {
-    const struct lk_geometry *g = &a.pool.geometry;
-    struct lk_record coarse = lk_record_coarse(g), fine = lk_record_fine(g);
-    const uint32_t fixed = FIXED_BYTES + WINDOW * sizeof(struct four_queries<D>);
+    const struct lk_shared s = shared_of<D>(a.pool.geometry);
+    auto *kernel = rescan_kernel<D, R, NG>;
+    int error = take_shared(kernel, s, &a.scanners);
 
-    a.tile_bytes = TILE * (coarse.stride + fine.stride);
-    const uint32_t each = NOTES * sizeof(struct listed) + STAGES * a.tile_bytes;
-    a.scanners = (SHARED_MOST - fixed) / each;
-    if (a.scanners > BLOCK_WARPS - REST_WARPS)
-        a.scanners = BLOCK_WARPS - REST_WARPS;
-    cudaFuncSetAttribute(rescan_kernel<D, R, NG>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         SHARED_MOST);
-    return launch(rescan_kernel<D, R, NG>, dim3(processors), 32 * (a.scanners + REST_WARPS),
-                  fixed + a.scanners * each, stream, a);
+    a.tile_bytes = tile_bytes(a.pool.geometry);
+    return error ? error
+                 : launch(kernel, dim3(processors), 32 * (a.scanners + REST_WARPS),
+                          s.fixed + a.scanners * s.each, stream, a);
 }
 
 int lk_cuda_rescan(const struct lk_cuda_step *step, void *stream) {
     const struct scan_args a = {step->pool, step->batch, LK_CUDA_RESCAN, 0, 0, 0, step->clock};
+    const uint32_t rank = a.pool.geometry.rank;
 
-    return launch_for(
-        a, a.pool.geometry.rank, step->processors, stream, [&](auto d, auto r, auto ng) {
+    return for_sizes(
+        a.pool.geometry, rank,
+        [&](auto d, auto r, auto ng) {
             return launch_fast<d.value, r.value, ng.value>(a, step->processors, stream);
-        });
+        },
+        [&] { return lk_cuda_launch_plain(a, rank, step->processors, stream); });
+}
+
+uint32_t lk_cuda_rescan_least(const struct lk_geometry *g) {
+    return (uint32_t)for_sizes(
+        *g, g->rank, [&](auto d, auto, auto) { return (int)shared_least(shared_of<d.value>(*g)); },
+        [&] { return (int)lk_cuda_plain_least(g, g->rank); });
 }

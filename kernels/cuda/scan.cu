@@ -31,6 +31,7 @@
 #define FETCHERS       2
 #define IDLE_MOST      64 /* looks of a fetching warp at its barriers */
 #define NOTES          8  /* tiles told to a warp at most */
+#define PLAIN_WARPS    8
 
 /* ---- append, and the newest page ---- */
 
@@ -507,7 +508,7 @@ __device__ void score_plainly(const struct scan_args &a, struct cursor c, uint32
 }
 
 /* Of either pass; and the rest. */
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(32 * PLAIN_WARPS)
     scan_plain(const __grid_constant__ struct scan_args a, uint32_t rank, uint32_t warp_bytes) {
     SHARED_BYTES(shared, 128);
     const uint32_t warps = gridDim.x * (blockDim.x / 32);
@@ -532,32 +533,49 @@ __global__ void __launch_bounds__(256)
 
 /* ---- launchers ---- */
 
+template <int R> static uint32_t tile_bytes(const struct lk_geometry &g) {
+    const struct lk_record coarse = lk_record_coarse(&g), fine = lk_record_fine(&g),
+                           super = lk_record_super(&g);
+
+    return TILE *
+           (R == LK_COARSE_RANK ? max(super.stride, coarse.stride) : coarse.stride + fine.stride);
+}
+
+/* A part: a warp that scores, its ring and its notes. */
+template <int D, int R> static struct lk_shared shared_of(const struct lk_geometry &g) {
+    return {BARRIER_BYTES + WINDOW * (uint32_t)sizeof(struct four_queries<D>),
+            STAGES_OF(R) * tile_bytes<R>(g) + NOTES * (uint32_t)sizeof(struct tile_note),
+            BLOCK_WARPS(R) - FETCHERS - 1};
+}
+
+static uint32_t plain_warp_bytes(const struct lk_geometry &g, uint32_t rank) {
+    return (8 * g.head_dim + 8 * (rank + 1)) * 4;
+}
+
 template <int D, int R, int NG>
 static int launch_fast(struct scan_args a, uint32_t processors, void *stream) {
-    constexpr int STAGES = STAGES_OF(R);
-    const struct lk_geometry *g = &a.pool.geometry;
-    struct lk_record coarse = lk_record_coarse(g), fine = lk_record_fine(g),
-                     super = lk_record_super(g);
-    const uint32_t fixed = BARRIER_BYTES + WINDOW * sizeof(struct four_queries<D>);
+    const struct lk_shared s = shared_of<D, R>(a.pool.geometry);
+    auto *kernel = scan_kernel<D, R, NG, STAGES_OF(R)>;
+    int error = take_shared(kernel, s, &a.scanners);
 
-    a.tile_bytes = 8 * (R == 2 ? (super.stride > coarse.stride ? super.stride : coarse.stride)
-                               : coarse.stride + fine.stride);
-    const uint32_t each = STAGES * a.tile_bytes + NOTES * sizeof(struct tile_note);
-    a.scanners = (SHARED_MOST - fixed) / each;
-    if (a.scanners > BLOCK_WARPS(R) - FETCHERS - 1)
-        a.scanners = BLOCK_WARPS(R) - FETCHERS - 1;
-    cudaFuncSetAttribute(scan_kernel<D, R, NG, STAGES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         SHARED_MOST);
-    return launch(scan_kernel<D, R, NG, STAGES>, dim3(processors), 32 * (a.scanners + FETCHERS + 1),
-                  fixed + a.scanners * each, stream, a);
+    a.tile_bytes = tile_bytes<R>(a.pool.geometry);
+    return error ? error
+                 : launch(kernel, dim3(processors), 32 * (a.scanners + FETCHERS + 1),
+                          s.fixed + a.scanners * s.each, stream, a);
 }
 
 int lk_cuda_launch_plain(struct scan_args a, uint32_t rank, uint32_t processors, void *stream) {
-    const uint32_t bytes = (8 * a.pool.geometry.head_dim + 8 * (rank + 1)) * 4;
+    const uint32_t bytes = plain_warp_bytes(a.pool.geometry, rank);
+    int error = take_bytes(scan_plain, PLAIN_WARPS * bytes);
 
-    a.scanners = 2 * processors * 8;
-    cudaFuncSetAttribute(scan_plain, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST);
-    return launch(scan_plain, dim3(2 * processors), 256, 8 * bytes, stream, a, rank, bytes);
+    a.scanners = 2 * processors * PLAIN_WARPS;
+    return error ? error
+                 : launch(scan_plain, dim3(2 * processors), 32 * PLAIN_WARPS, PLAIN_WARPS * bytes,
+                          stream, a, rank, bytes);
+}
+
+uint32_t lk_cuda_plain_least(const struct lk_geometry *g, uint32_t rank) {
+    return PLAIN_WARPS * plain_warp_bytes(*g, rank);
 }
 
 /* first: of the step's scans: it appends, scores newest pages and notes the time. */
@@ -566,9 +584,23 @@ static int launch_scan(const struct lk_cuda_step *step, int stage, bool first, v
         step->pool, step->batch, stage, first, 0, 0, first ? step->clock : NULL};
     const uint32_t rank = stage == LK_CUDA_COARSE ? LK_COARSE_RANK : a.pool.geometry.rank;
 
-    return launch_for(a, rank, step->processors, stream, [&](auto d, auto r, auto ng) {
-        return launch_fast<d.value, r.value, ng.value>(a, step->processors, stream);
-    });
+    return for_sizes(
+        a.pool.geometry, rank,
+        [&](auto d, auto r, auto ng) {
+            return launch_fast<d.value, r.value, ng.value>(a, step->processors, stream);
+        },
+        [&] { return lk_cuda_launch_plain(a, rank, step->processors, stream); });
+}
+
+static uint32_t least_at(const struct lk_geometry *g, uint32_t rank) {
+    return (uint32_t)for_sizes(
+        *g, rank,
+        [&](auto d, auto r, auto) { return (int)shared_least(shared_of<d.value, r.value>(*g)); },
+        [&] { return (int)lk_cuda_plain_least(g, rank); });
+}
+
+uint32_t lk_cuda_scan_least(const struct lk_geometry *g) {
+    return max(least_at(g, g->rank), least_at(g, LK_COARSE_RANK));
 }
 
 int lk_cuda_scan(const struct lk_cuda_step *step, void *stream) {

@@ -14,9 +14,8 @@
 #include "clock.cuh"
 #include "tile.cuh"
 
-#define SHARED_MOST (226 * 1024)
-#define INTERLEAVE  16 /* chunks that take turns at the tiles of their range */
-#define WINDOW      8  /* heads whose queries a block holds */
+#define INTERLEAVE 16 /* chunks that take turns at the tiles of their range */
+#define WINDOW     8  /* heads whose queries a block holds */
 
 struct scan_args {
     struct lk_pool_view pool;
@@ -28,8 +27,9 @@ struct scan_args {
     struct lk_cuda_clock *clock; /* may be NULL */
 };
 
-/* The kernel for any head dimension, of either pass. */
+/* The kernel for any head dimension, of either pass; and what its blocks need. */
 int lk_cuda_launch_plain(struct scan_args a, uint32_t rank, uint32_t processors, void *stream);
+uint32_t lk_cuda_plain_least(const struct lk_geometry *geometry, uint32_t rank);
 
 /* ---- tasks ---- */
 
@@ -448,12 +448,12 @@ __device__ __forceinline__ bool reach_set(const struct scan_args &a, uint32_t se
     return true;
 }
 
-/* ---- launching, of either pass ---- */
+/* ---- which kernel, of either pass ---- */
 
 template <int N> struct number { static constexpr int value = N; };
 
 template <int D, class F>
-static int launch_rank(uint32_t rank, const struct lk_geometry &g, const F &fast) {
+static int for_rank(uint32_t rank, const struct lk_geometry &g, const F &fast) {
     auto by_group = [&](auto r) {
         return g.group <= 4 ? fast(number<D>(), r, number<1>()) : fast(number<D>(), r, number<2>());
     };
@@ -470,21 +470,19 @@ static int launch_rank(uint32_t rank, const struct lk_geometry &g, const F &fast
     }
 }
 
-/* fast(d, rank, blocks of four query heads), numbers, for the sizes that kernels are made for. */
-template <class F>
-static int launch_for(const struct scan_args &a, uint32_t rank, uint32_t processors, void *stream,
-                      const F &fast) {
-    const struct lk_geometry &g = a.pool.geometry;
-
+/* fast(d, rank, blocks of four query heads), numbers, for the sizes that kernels are made for, else
+ * plain(). */
+template <class F, class P>
+static int for_sizes(const struct lk_geometry &g, uint32_t rank, const F &fast, const P &plain) {
     switch (g.head_dim) {
     case 64:
-        return launch_rank<64>(rank, g, fast);
+        return for_rank<64>(rank, g, fast);
     case 128:
-        return launch_rank<128>(rank, g, fast);
+        return for_rank<128>(rank, g, fast);
     case 256:
-        return launch_rank<256>(rank, g, fast);
+        return for_rank<256>(rank, g, fast);
     default:
-        return lk_cuda_launch_plain(a, rank, processors, stream);
+        return plain();
     }
 }
 

@@ -1279,9 +1279,10 @@ template <bool PRUNE> static int launch_select(const struct lk_cuda_step *step, 
     struct select_args a = {step->pool, step->batch, step->clock};
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attributes[2] = {};
+    int error = take_bytes(kernel, sizeof(struct shared));
 
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         sizeof(struct shared));
+    if (error)
+        return error;
     configure(step, choose_team(step, kernel, stream), stream, attributes, &config);
     return (int)cudaLaunchKernelEx(&config, kernel, a);
 }
@@ -1292,4 +1293,8 @@ int lk_cuda_prune(const struct lk_cuda_step *step, void *stream) {
 
 int lk_cuda_select(const struct lk_cuda_step *step, void *stream) {
     return launch_select<false>(step, stream);
+}
+
+uint32_t lk_cuda_select_least(void) {
+    return sizeof(struct shared);
 }

@@ -86,3 +86,9 @@ int lk_cuda_run(const struct lk_cuda_step *step, void *stream) {
         error = lk_cuda_select(step, stream);
     return error ? error : lk_cuda_attend(step, stream);
 }
+
+uint32_t lk_cuda_shared_least(const struct lk_geometry *g) {
+    return max(max(max(lk_cuda_scan_least(g), lk_cuda_rescan_least(g)),
+                   max(lk_cuda_select_least(), lk_cuda_attend_least(g))),
+               lk_cuda_build_least(g));
+}

@@ -153,6 +153,53 @@ struct pool {
     }
 };
 
+/* ---- what does not fit ---- */
+
+/* Is the device's shared memory too small for the kernels of a geometry? Then a launcher says so,
+ * and else none does. */
+static inline bool refused(const lk_geometry &g, int processors) {
+    const int error = (int)cudaErrorInvalidConfiguration;
+    buffer<lk_cuda_batch> batch;
+    buffer<uint32_t> sync;
+    buffer<uint64_t> list;
+    struct pool p;
+    int lent = 0;
+
+    CUDA(cudaDeviceGetAttribute(&lent, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    const bool ret = lk_cuda_shared_least(&g) > (uint32_t)lent;
+    p.open(g, 4);
+    batch.make(1);
+    sync.make(lk_cuda_sync_words(&g, 1, 1));
+    list.make(1);
+    CUDA(cudaMemset(batch.p, 0, sizeof *batch.p));
+    CUDA(cudaMemset(sync.p, 0, sync.n * sizeof *sync.p));
+    CUDA(cudaMemset(list.p, 0, sizeof *list.p));
+    const lk_cuda_build job = {p.view, list.p, 1};
+    const lk_cuda_step step = {p.view, batch.p, sync.p, 1, UINT32_MAX, (uint32_t)processors, NULL};
+    const int pages = lk_cuda_build_pages(&job, NULL), supers = lk_cuda_build_supers(&job, NULL),
+              run = lk_cuda_run(&step, NULL);
+    for (int x : {pages, supers, run})
+        CHECK(x == 0 || x == error, "launch: %s", cudaGetErrorString((cudaError_t)x));
+    CHECK(ret == (pages || supers || run),
+          "d %u B %u r %u: %u bytes of shared memory are needed of %d, but builds say %d and %d, a "
+          "step %d",
+          g.head_dim, g.page_tokens, g.rank, lk_cuda_shared_least(&g), lent, pages, supers, run);
+    CUDA(cudaDeviceSynchronize());
+    cudaFree(batch.p);
+    cudaFree(sync.p);
+    cudaFree(list.p);
+    p.close();
+    return ret;
+}
+
+static inline bool skipped(const lk_geometry &g, int processors) {
+    const bool ret = refused(g, processors);
+    if (ret)
+        printf("d %u B %u r %u: skipped, the device has too little shared memory\n", g.head_dim,
+               g.page_tokens, g.rank);
+    return ret;
+}
+
 /* ---- reference: rotation, summaries ---- */
 
 static inline void rotate_ref(double *x, uint32_t d) {

@@ -127,6 +127,8 @@ static void compare_rebuilt(struct pool &p, const std::vector<uint64_t> &list, c
     cudaFree(d_some.p);
 }
 
+static int processors;
+
 static void run(uint32_t d, uint32_t b, uint32_t r, uint32_t dtype, bool wide) {
     lk_geometry g = {2, 3, 4, d, b, r, dtype};
     struct pool p;
@@ -134,6 +136,8 @@ static void run(uint32_t d, uint32_t b, uint32_t r, uint32_t dtype, bool wide) {
     std::vector<std::vector<std::vector<double>>> all;
     char what[80];
 
+    if (skipped(g, processors))
+        return;
     p.open(g, 4 * quads);
     snprintf(what, sizeof what, "d %u B %u r %u %s", d, b, r, dtype == LK_BF16 ? "bf16" : "fp16");
     for (uint32_t page = 0; page < 4 * quads; page++)
@@ -200,7 +204,7 @@ static void all(void) {
 
 /* --small: for where a device is emulated. */
 int main(int argc, char **argv) {
-    device_or_skip();
+    processors = device_or_skip();
     if (argc > 1 && !strcmp(argv[1], "--small")) {
         run(128, 16, 8, LK_BF16, false);
         run(80, 8, 4, LK_FP16, false);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Steps against float64 by geometry, scan mode and kind of row; edge cases of DESIGN section 1. */
+#include <string>
+
 #include "scene.h"
 
 static int processors;
@@ -25,6 +27,8 @@ static void geometry(uint32_t d, uint32_t b, uint32_t rank, uint32_t group, uint
 
     snprintf(what, sizeof what, "d %u B %u r %u G %u %s", d, b, rank, group,
              dtype == LK_BF16 ? "bf16" : "fp16");
+    if (skipped(g, processors))
+        return;
     s.open(g, 3 * pages + 40, processors);
     sequence *quads = s.add(1, (uint64_t)pages * b - 3, 2),
              *singles = s.add(0, (uint64_t)pages * b, 0), *small = s.add(1, b + 1, 2);
@@ -65,6 +69,8 @@ static void edges(uint32_t many_pages) {
     struct scene s;
     std::vector<request> rows;
 
+    if (skipped(g, processors))
+        return;
     s.open(g, many_pages + 600, processors);
     sequence *equal = s.add(0, 16 * 60, 2, FILL_EQUAL),
              *many = s.add(0, 16ull * many_pages + 5, 2, FILL_EQUAL);
@@ -166,6 +172,8 @@ static void beside_scored(void) {
         struct scene s;
         std::vector<request> rows;
 
+        if (skipped(g, processors))
+            continue;
         s.open(g, 80, processors);
         sequence *q = s.add(0, 16 * 60 + 9, 2);
         s.ready();
@@ -183,6 +191,47 @@ static void beside_scored(void) {
                   "G %u, %u tokens: other bits beside scored rows", group, rows[i].tokens);
         s.p.close();
     }
+}
+
+/* Emulated devices lend a block so much; the others what they have. */
+static void lend(const std::string &kib) {
+    setenv("LK_EMULATED_SHARED", kib.c_str(), 1);
+}
+
+/* With other shared memory a step has the same bits; where the least is there kernels run, and with
+ * a KiB less they are refused. */
+static void other_shared(void) {
+    const char *text = getenv("LK_EMULATED_SHARED");
+    const std::string before = text ? text : "";
+    lk_geometry g = {1, 1, 8, 64, 16, 16, LK_BF16};
+    struct scene s;
+    std::vector<request> rows;
+
+    s.open(g, 200, processors);
+    sequence *q = s.add(0, 16 * 150 + 9, 2);
+    s.ready();
+    for (uint32_t scan : {LK_FULL, LK_COARSE, LK_NESTED, LK_TREE})
+        rows.push_back(make(s, q, scan, 10, 4));
+    rows.push_back(s.ask(q, 9));
+    s.run(rows);
+    std::vector<request> again = rows;
+    lend(before == "99" ? "227" : "99");
+    s.run(again);
+    for (size_t i = 0; i < rows.size(); i++)
+        CHECK(rows[i].out == again[i].out && rows[i].lse == again[i].lse &&
+                  rows[i].memory == again[i].memory,
+              "row %zu: other bits with other shared memory", i);
+    s.p.close();
+    for (uint32_t d : {64, 80, 128, 192, 256})
+        for (uint32_t b : {8, 16, 32, 64}) {
+            g = {1, 1, 4, d, b, b / 2 < 16 ? b / 2 : 16, LK_BF16};
+            const uint32_t kib = (lk_cuda_shared_least(&g) + 1023) / 1024;
+            lend(std::to_string(kib));
+            CHECK(!refused(g, 1), "d %u B %u: refused with %u KiB", d, b, kib);
+            lend(std::to_string(kib - 1));
+            CHECK(refused(g, 1), "d %u B %u: not refused with %u KiB", d, b, kib - 1);
+        }
+    lend(before);
 }
 
 /* The appended token lies in its page, and nothing else of the pool has changed. */
@@ -248,6 +297,7 @@ static void small(void) {
     geometry(256, 8, 8, 12, LK_FP16, 48);
     edges(200);
     many_queries();
+    other_shared();
 }
 
 static void all(void) {

@@ -238,7 +238,13 @@ template <class T> static inline T __reduce_min_sync(uint32_t, T x) {
 
 /* ---- the runtime ---- */
 
-enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation = 2 };
+enum cudaError_t {
+    cudaSuccess,
+    cudaErrorInvalidValue,
+    cudaErrorMemoryAllocation,
+    cudaErrorInvalidConfiguration = 9
+};
+enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost };
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -273,7 +279,9 @@ struct cudaLaunchConfig_t {
 };
 
 static inline const char *cudaGetErrorString(cudaError_t error) {
-    return error == cudaSuccess ? "no error" : "no memory";
+    return error == cudaSuccess                 ? "no error"
+           : error == cudaErrorMemoryAllocation ? "no memory"
+                                                : "a kernel cannot be launched so";
 }
 static inline cudaError_t cudaGetLastError(void) {
     return cudaSuccess;
@@ -287,14 +295,25 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, in
     ret->multiProcessorCount = text ? atoi(text) : 132;
     return cudaSuccess;
 }
+static inline cudaError_t cudaGetDevice(int *ret) {
+    *ret = 0;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaDeviceGetAttribute(int *ret, enum cudaDeviceAttr, int) {
+    *ret = (int)emulated::shared_most();
+    return cudaSuccess;
+}
 template <class F>
 static inline cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, F *) {
     ret->ptxVersion = emulated::arch() / 10;
     return cudaSuccess;
 }
 template <class F>
-static inline cudaError_t cudaFuncSetAttribute(F *, enum cudaFuncAttribute, size_t) {
-    return cudaSuccess;
+static inline cudaError_t cudaFuncSetAttribute(F *kernel, enum cudaFuncAttribute what, size_t x) {
+    return what != cudaFuncAttributeMaxDynamicSharedMemorySize ||
+                   emulated::allow_shared((const void *)kernel, (uint32_t)x)
+               ? cudaSuccess
+               : cudaErrorInvalidValue;
 }
 template <class F>
 static inline cudaError_t cudaOccupancyMaxActiveClusters(int *ret, F *,
@@ -329,6 +348,8 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, v
     for (unsigned i = 0; i < config->numAttrs; i++)
         if (config->attrs[i].id == cudaLaunchAttributeClusterDimension)
             grid.team = config->attrs[i].val.clusterDim.x;
+    if (!emulated::may_share((const void *)kernel, grid.shared_bytes))
+        return cudaErrorInvalidValue;
     emulated::run_grid(&grid, [&] { kernel(args...); });
     return cudaSuccess;
 }

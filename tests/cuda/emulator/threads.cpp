@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <random>
 
 #include <sys/mman.h>
@@ -22,6 +23,7 @@
 
 #define STACK_BYTES (256 << 10)
 #define POISON      0xaa
+#define SHARED_FREE (48 << 10) /* what any kernel may have */
 
 struct uint3 gridDim, blockDim;
 
@@ -69,6 +71,25 @@ static std::mt19937 *draw(void) {
 int arch(void) {
     static const char *text = getenv("LK_EMULATED_ARCH");
     return text ? atoi(text) : 900;
+}
+
+uint32_t shared_most(void) {
+    const char *text = getenv("LK_EMULATED_SHARED"); /* tests change it */
+    return (text && *text ? (uint32_t)atoi(text) : arch() >= 900 ? 227 : 163) << 10;
+}
+
+static std::map<const void *, uint32_t> allowed;
+
+bool allow_shared(const void *kernel, uint32_t bytes) {
+    if (bytes > shared_most())
+        return false;
+    allowed[kernel] = bytes;
+    return true;
+}
+
+bool may_share(const void *kernel, uint32_t bytes) {
+    const auto found = allowed.find(kernel);
+    return bytes <= (found == allowed.end() ? SHARED_FREE : found->second);
 }
 
 static struct fiber *next_fiber(void) {
@@ -283,7 +304,7 @@ static void open_block(struct block *b, const struct grid *grid, struct uint3 in
     b->index = index;
     b->rank = rank;
     b->live = grid->threads.x;
-    b->memory.assign(EMULATED_SHARED_MOST + 1024, POISON);
+    b->memory.assign(shared_most() + 1024, POISON);
     b->shared = (uint8_t *)(((uintptr_t)b->memory.data() + 1023) / 1024 * 1024);
     b->warps.assign((grid->threads.x + 31) / 32, {});
     b->all = b->some = {};
@@ -326,10 +347,9 @@ static void run_team(const struct grid *grid, struct uint3 first) {
 }
 
 void run_grid(const struct grid *grid, const std::function<void()> &body) {
-    if (grid->shared_bytes > EMULATED_SHARED_MOST || grid->threads.x > 1024 ||
-        grid->blocks.x % grid->team) {
-        printf("emulator: no device runs blocks of %u threads with %u bytes, %u in a team\n",
-               grid->threads.x, grid->shared_bytes, grid->team);
+    if (grid->threads.x > 1024 || grid->blocks.x % grid->team) {
+        printf("emulator: no device runs blocks of %u threads, %u in a team\n", grid->threads.x,
+               grid->team);
         exit(1);
     }
     gridDim = grid->blocks;

@@ -12,7 +12,9 @@
  * nonsense.
  *
  * $LK_EMULATED_ARCH is 900 (default) or 800: what the device can do; $LK_EMULATED_PROCESSORS how
- * many multiprocessors it has (132): few give each block much to do. One host thread; x86-64.
+ * many multiprocessors it has (132): few give each block much to do; $LK_EMULATED_SHARED how much
+ * shared memory a block may have, in KiB (as the first devices of the architecture: 227 or 163). A
+ * kernel gets more than 48 KiB only once it was allowed to. One host thread; x86-64.
  */
 #ifndef LK_EMULATOR_THREADS_H
 #define LK_EMULATOR_THREADS_H
@@ -20,8 +22,6 @@
 #include <cstdint>
 #include <functional>
 #include <vector>
-
-#define EMULATED_SHARED_MOST (227 * 1024) /* of a block, as on the device */
 
 struct uint3 { /* as CUDA's */
     uint32_t x, y, z;
@@ -86,6 +86,11 @@ struct grid {
 void run_grid(const struct grid *grid, const std::function<void()> &body);
 
 int arch(void);
+
+/* Bytes of shared memory: that a block may have; and of which kernel, -> it cannot. */
+uint32_t shared_most(void);
+bool allow_shared(const void *kernel, uint32_t bytes);
+bool may_share(const void *kernel, uint32_t bytes);
 
 /* Lets others run; to be called where a device's thread would look again and again. */
 void let_others_run(void);
