@@ -78,8 +78,9 @@ uint64_t lk_cpu_engine_row_workspace(const struct lk_row *row);
 /* ---- CUDA: cuda/, or cuda/absent.c where the binary is built without ---- */
 /* Can GPU number `gpu` serve? -> 0, or -errno with a sentence. Opens no context. */
 int lk_cuda_engine_usable(uint32_t gpu, char *why, size_t why_bytes);
-/* -> 0; -ENOTSUP: the geometry cannot lie there, or the binary is built without CUDA. */
-int lk_cuda_engine_holds(const struct lk_geometry *geometry, char *why, size_t why_bytes);
+/* Of one that can. -> 0; -ENOTSUP: a pool of the geometry cannot lie there. Opens no context. */
+int lk_cuda_engine_holds(uint32_t gpu, const struct lk_geometry *geometry, char *why,
+                         size_t why_bytes);
 int lk_cuda_engine_open(const struct lk_engine_options *options, struct lk_engine **ret, char *why,
                         size_t why_bytes);
 uint64_t lk_cuda_engine_row_workspace(const struct lk_row *row);

@@ -19,7 +19,7 @@ int lk_engine_gpu_serves(uint32_t gpu, const struct lk_geometry *geometries, uin
                          char *why, size_t why_bytes) {
     int error = lk_cuda_engine_usable(gpu, why, why_bytes);
     for (uint32_t i = 0; i < count && !error; i++)
-        error = lk_cuda_engine_holds(&geometries[i], why, why_bytes);
+        error = lk_cuda_engine_holds(gpu, &geometries[i], why, why_bytes);
     return error;
 }
 

@@ -18,6 +18,13 @@ int lk_cuda_engine_usable(uint32_t gpu, char *why, size_t why_bytes) {
     return refuse(why, why_bytes);
 }
 
+int lk_cuda_engine_holds(uint32_t gpu, const struct lk_geometry *geometry, char *why,
+                         size_t why_bytes) {
+    (void)gpu;
+    (void)geometry;
+    return refuse(why, why_bytes);
+}
+
 int lk_cuda_engine_open(const struct lk_engine_options *options, struct lk_engine **ret, char *why,
                         size_t why_bytes) {
     (void)options;

@@ -11,6 +11,7 @@
 
 #include "cuda_engine.h"
 #include "memory.h"
+#include "sizes.h"
 
 /* Pages and superpages that writes sealed and rows closed. */
 #define BUILD_ENTRIES (4 * LK_BATCH_BUILDS_MAX)
@@ -112,14 +113,15 @@ static int cuda_pool_open(struct lk_engine *base, const struct lk_geometry *geom
 
     if (lk_pool_refused(engine->pools, pages, why, why_bytes))
         return -EINVAL;
-    if (lk_cuda_engine_holds(geometry, why, why_bytes))
-        return -ENOTSUP;
+    int error = lk_cuda_engine_holds((uint32_t)engine->gpu, geometry, why, why_bytes);
+    if (error)
+        return error;
     if (lk_cuda_choose(engine))
         return lk_cuda_broken(engine, "choosing the GPU", "it is gone");
     pool->view = (struct lk_pool_view){.geometry = *geometry, .pages = pages};
     lk_cuda_layout(geometry, &pool->view.layout);
     struct lk_parts parts = lk_pool_parts(geometry, &pool->view.layout, pages);
-    int error = lk_cuda_memory_open((int)engine->gpu, parts.bytes, &pool->memory, why, why_bytes);
+    error = lk_cuda_memory_open((int)engine->gpu, parts.bytes, &pool->memory, why, why_bytes);
     if (error)
         return error;
     engine->pools++;
@@ -253,6 +255,19 @@ int lk_cuda_engine_usable(uint32_t gpu, char *why, size_t why_bytes) {
     struct cudaDeviceProp properties;
 
     return look_at(gpu, &properties, why, why_bytes);
+}
+
+int lk_cuda_engine_holds(uint32_t gpu, const struct lk_geometry *geometry, char *why,
+                         size_t why_bytes) {
+    struct cudaDeviceProp properties;
+    char name[128];
+    int error = look_at(gpu, &properties, why, why_bytes);
+
+    if (error)
+        return error;
+    snprintf(name, sizeof name, "GPU %u, %.63s", gpu, properties.name);
+    return lk_cuda_geometry_refused(geometry, name, lk_cuda_shared_least(geometry),
+                                    (uint32_t)properties.sharedMemPerBlockOptin, why, why_bytes);
 }
 
 static int open_slots(struct cuda_engine *engine, char *why, size_t why_bytes) {

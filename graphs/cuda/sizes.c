@@ -41,9 +41,17 @@ uint64_t lk_cuda_engine_row_workspace(const struct lk_row *row) {
     return bytes;
 }
 
-int lk_cuda_engine_holds(const struct lk_geometry *geometry, char *why, size_t why_bytes) {
-    if (geometry->dtype != LK_FP32)
+int lk_cuda_geometry_refused(const struct lk_geometry *g, const char *gpu, uint32_t least,
+                             uint32_t lent, char *why, size_t why_bytes) {
+    if (g->dtype == LK_FP32)
+        snprintf(why, why_bytes,
+                 "a pool of fp32 cannot lie on a GPU: bf16 or fp16, or device = cpu");
+    else if (least > lent)
+        snprintf(why, why_bytes,
+                 "%s, lends a block %u KiB of shared memory, head_dim %u with page_tokens %u and "
+                 "rank %u needs %u",
+                 gpu, lent >> 10, g->head_dim, g->page_tokens, g->rank, (least + 1023) >> 10);
+    else
         return 0;
-    snprintf(why, why_bytes, "a pool of fp32 cannot lie on a GPU: bf16 or fp16, or device = cpu");
     return -ENOTSUP;
 }

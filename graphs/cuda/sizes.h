@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * sizes.h - what a row takes on the device, in bytes. Pure functions of the row; any thread.
+ * sizes.h - what a row takes on the device, in bytes, and a pool's blocks. Pure; any thread.
  *
  * A row's part of the workspace holds, in this order: its block table, its queries, the keys and
  * values it appends (all three brought there by the feed, see feed.h), then what its kernels use.
@@ -22,5 +22,10 @@ struct lk_cuda_share {                       /* offsets from the row's part */
 };
 
 struct lk_cuda_share lk_cuda_share_of(const struct lk_row *row);
+
+/* -> 0, or -ENOTSUP with a sentence: a pool of the geometry cannot lie on `gpu`, its number and
+ * name. A block of shared memory: `least` bytes are needed, `lent` there. */
+int lk_cuda_geometry_refused(const struct lk_geometry *geometry, const char *gpu, uint32_t least,
+                             uint32_t lent, char *why, size_t why_bytes);
 
 #endif

@@ -7,8 +7,10 @@
 #include <check.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "../common/run.h"
+#include "../../graphs/cuda/sizes.h"
 #include "../../graphs/engine.h"
 #include "../../kernels/cuda/cuda.h"
 
@@ -76,6 +78,19 @@ START_TEST(workspace_is_bounded) {
 }
 END_TEST
 
+START_TEST(a_pool_that_cannot_lie_there_is_told_why) {
+    struct lk_geometry g = pool.geometry;
+    char why[256] = "";
+    ck_assert_int_eq(lk_cuda_geometry_refused(&g, "GPU 1, X", 102400, 102400, why, 256), 0);
+    ck_assert_int_eq(lk_cuda_geometry_refused(&g, "GPU 1, X", 102401, 102400, why, 256), -ENOTSUP);
+    ck_assert_str_eq(why, "GPU 1, X, lends a block 100 KiB of shared memory, head_dim 128 with "
+                          "page_tokens 16 and rank 8 needs 101");
+    g.dtype = LK_FP32;
+    ck_assert_int_eq(lk_cuda_geometry_refused(&g, "GPU 1, X", 0, 102400, why, 256), -ENOTSUP);
+    ck_assert_msg(strstr(why, "fp32") != NULL, "%s", why);
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("cuda plan");
     TCase *tcase = tcase_create("rows");
@@ -83,6 +98,7 @@ int main(void) {
     tcase_add_test(tcase, a_budget_counts_where_a_row_is_scored);
     tcase_add_test(tcase, rows_are_no_longer_than_kernels_count);
     tcase_add_test(tcase, workspace_is_bounded);
+    tcase_add_test(tcase, a_pool_that_cannot_lie_there_is_told_why);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
