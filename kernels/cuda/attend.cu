@@ -605,7 +605,8 @@ __device__ __forceinline__ void run_alone(const struct work &t, uint32_t slice, 
 }
 
 /* Slices of a job of several bands. Of the warps that hold the same queries one takes every
- * parts-th tile of the slice, two to a softmax where registers hold them. */
+ * parts-th tile of the slice, two to a softmax where registers and slots hold
+ * them. */
 template <bool BF16, bool WIDE, int D>
 __device__ __forceinline__ void run_together(const struct work &t, uint32_t slice, uint32_t last,
                                              struct place *at) {
@@ -613,6 +614,7 @@ __device__ __forceinline__ void run_together(const struct work &t, uint32_t slic
     const uint32_t warp = warp_index(), depth = query_warps(t.j), parts = WARPS / depth;
     const uint32_t query = warp % depth * 2 * QUERIES;
     const bool wanted = WIDE || query < t.j.queries;
+    const uint32_t step = TILES == 2 && t.count == 2 * WARPS ? 2 * parts : parts;
     struct state<D, 2> w;
 
     load_queries(t.a, t.j, query, &w);
@@ -623,8 +625,8 @@ __device__ __forceinline__ void run_together(const struct work &t, uint32_t slic
         struct place p[2] = {next_place(*at, warp / depth, t.count)};
 
 #pragma unroll 1
-        for (uint32_t i = warp / depth; i < tiles; i += TILES * parts) {
-            const bool two = TILES == 2 && i + parts < tiles;
+        for (uint32_t i = warp / depth; i < tiles; i += step) {
+            const bool two = step > parts && i + parts < tiles;
             p[1] = next_place(p[0], parts, t.count);
             wait_full(&t.s->ring, p[0]);
             if (two)
@@ -636,7 +638,7 @@ __device__ __forceinline__ void run_together(const struct work &t, uint32_t slic
             leave_slot(&t.s->ring, p[0], parts);
             if (two)
                 leave_slot(&t.s->ring, p[1], parts);
-            p[0] = next_place(p[0], TILES * parts, t.count);
+            p[0] = next_place(p[0], step, t.count);
         }
         *at = next_place(*at, tiles, t.count);
         finish_slice(t, slice, &w);
@@ -706,21 +708,19 @@ __global__ void __launch_bounds__(THREADS + 32 * FETCHERS, 1)
 /* ---- launcher ---- */
 
 /* A part: a slot for each warp, of which a slice's tiles come round to the same ones. */
-template <int D> static struct lk_shared shared_of(void) {
-    return {sizeof(struct shared), WARPS * 64 * D, SLOTS / WARPS};
-}
-
 template <int D, bool BF16> static int launch_fast(const struct lk_cuda_step *step, void *stream) {
     const struct lk_geometry *g = &step->pool.geometry;
-    const struct lk_shared s = shared_of<D>();
+    const struct lk_shared s = {sizeof(struct shared), WARPS * 64 * D, SLOTS / WARPS};
     struct ring_args a = {{step->pool, step->batch, step->sync, step->clock}, {}, 0};
     uint32_t parts;
-    int error =
-        make_boxes(step->pool.kv, D, 2 * g->page_tokens, step->pool.pages * g->layers * g->kv_heads,
-                   g->page_tokens == 16 ? 32 : 16, &a.boxes);
+    int error = take_shared(attend_kernel<D, BF16>, s, &parts);
 
+    if (error == (int)cudaErrorInvalidConfiguration)
+        return lk_cuda_attend_plain(step, stream);
     if (!error)
-        error = take_shared(attend_kernel<D, BF16>, s, &parts);
+        error = make_boxes(step->pool.kv, D, 2 * g->page_tokens,
+                           step->pool.pages * g->layers * g->kv_heads,
+                           g->page_tokens == 16 ? 32 : 16, &a.boxes);
     if (error)
         return error;
     a.slots = WARPS * parts;
@@ -733,6 +733,7 @@ template <int D> static int launch_type(const struct lk_cuda_step *step, void *s
                                                 : launch_fast<D, false>(step, stream);
 }
 
+/* Where not even a slot a warp has room, the plain kernel serves. */
 int lk_cuda_attend(const struct lk_cuda_step *step, void *stream) {
     switch (step->pool.geometry.head_dim) {
     case 64:
@@ -743,18 +744,5 @@ int lk_cuda_attend(const struct lk_cuda_step *step, void *stream) {
         return launch_type<256>(step, stream);
     default:
         return lk_cuda_attend_plain(step, stream);
-    }
-}
-
-uint32_t lk_cuda_attend_least(const struct lk_geometry *g) {
-    switch (g->head_dim) {
-    case 64:
-        return shared_least(shared_of<64>());
-    case 128:
-        return shared_least(shared_of<128>());
-    case 256:
-        return shared_least(shared_of<256>());
-    default:
-        return lk_cuda_attend_plain_least(g);
     }
 }

@@ -254,6 +254,5 @@ __device__ __forceinline__ void find_run(uint32_t total, uint32_t *first, uint32
 }
 
 int lk_cuda_attend_plain(const struct lk_cuda_step *step, void *stream);
-uint32_t lk_cuda_attend_plain_least(const struct lk_geometry *geometry);
 
 #endif

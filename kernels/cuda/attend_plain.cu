@@ -206,13 +206,13 @@ __global__ void __launch_bounds__(THREADS)
 
 int lk_cuda_attend_plain(const struct lk_cuda_step *step, void *stream) {
     const struct attend_args a = {step->pool, step->batch, step->sync, step->clock};
-    const uint32_t bytes = lk_cuda_attend_plain_least(&step->pool.geometry);
+    const uint32_t bytes = lk_cuda_attend_least(&step->pool.geometry);
     int error = take_bytes(attend_plain, bytes);
 
     return error ? error
                  : launch(attend_plain, dim3(2 * step->processors), THREADS, bytes, stream, a);
 }
 
-uint32_t lk_cuda_attend_plain_least(const struct lk_geometry *g) {
+uint32_t lk_cuda_attend_least(const struct lk_geometry *g) {
     return sizeof(struct shared) + 4 * WARPS * QUERIES * (g->head_dim + 4);
 }

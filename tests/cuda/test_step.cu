@@ -198,8 +198,9 @@ static void lend(const std::string &kib) {
     setenv("LK_EMULATED_SHARED", kib.c_str(), 1);
 }
 
-/* With other shared memory a step has the same bits; where the least is there kernels run, and with
- * a KiB less they are refused. */
+/* With other shared memory a step has the same bits, but for rows of many queries, which then have
+ * one tile to a softmax, not two, or where not even that fits are attended to by the plain kernel.
+ * Where the least is there kernels run, and with a KiB less they are refused. */
 static void other_shared(void) {
     const char *text = getenv("LK_EMULATED_SHARED");
     const std::string before = text ? text : "";
@@ -217,7 +218,8 @@ static void other_shared(void) {
     std::vector<request> again = rows;
     lend(before == "99" ? "227" : "99");
     s.run(again);
-    for (size_t i = 0; i < rows.size(); i++)
+    s.check_output(again.back(), "with other shared memory", 2);
+    for (size_t i = 0; i + 1 < rows.size(); i++)
         CHECK(rows[i].out == again[i].out && rows[i].lse == again[i].lse &&
                   rows[i].memory == again[i].memory,
               "row %zu: other bits with other shared memory", i);
