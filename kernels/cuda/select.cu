@@ -1133,21 +1133,29 @@ static __device__ __noinline__ void estimate_rest(const struct span &p, struct s
 
 /* ---- kernel ---- */
 
-/* Of what will be sent; the sums' size is not known yet. */
 __device__ __forceinline__ void open_barriers(struct shared *s) {
-    const uint32_t i = threadIdx.x, size = team_size();
+    const uint32_t i = threadIdx.x;
     constexpr uint32_t rounds = CUTS * ROUNDS;
 
     if (i < rounds) {
         team_open(&s->bins_here[0][i]);
-        team_expect(&s->bins_here[0][i], size * sizeof s->bins[0]);
     } else if (i < rounds + 2 * CUTS) {
         team_open(&s->sums_here[i - rounds]);
         s->few_own[i - rounds] = 0;
     } else if (i == rounds + 2 * CUTS) {
         team_open(&s->places_here);
-        team_expect(&s->places_here, size * sizeof s->taken_by[0]);
     }
+}
+
+/* What will be sent; the sums' size is not known yet. After a barrier, by warps that have no other
+ * work then. */
+__device__ __forceinline__ void expect_all(struct shared *s) {
+    const uint32_t i = threadIdx.x - 32, size = team_size();
+
+    if (i < CUTS * ROUNDS)
+        team_expect(&s->bins_here[0][i], size * sizeof s->bins[0]);
+    else if (i == CUTS * ROUNDS)
+        team_expect(&s->places_here, size * sizeof s->taken_by[0]);
 }
 
 /* The row, its span and cleared counts -> whether there is anything to do. */
@@ -1170,6 +1178,7 @@ __device__ __forceinline__ bool prepare(const struct select_args &a, struct shar
         s->listed = 0;
         make_span<PRUNE>(a, s, &s->row, blockIdx.y);
     }
+    expect_all(s);
     __syncthreads();
     return true;
 }
