@@ -33,12 +33,13 @@
 #define THREADS       512
 #define WARPS         (THREADS / 32)
 #define BINS          128
-#define ROUNDS        6   /* ranges of words: the first, or all others; then 7 bits less each */
-#define FIRST_SHIFT   20  /* the first range's bins: an eighth of a power of two */
-#define FIRST_PRUNE   19  /* or a sixteenth */
-#define CUTS          2   /* found by a block at most: again for a mass target */
-#define FEW           128 /* words that are sent to all */
-#define GROUPS_SHARED (LK_CUDA_SPAN_PAGES / 32)
+#define ROUNDS        6     /* ranges of words: the first, or all others; then 7 bits less each */
+#define FIRST_SHIFT   20    /* the first range's bins: an eighth of a power of two */
+#define FIRST_PRUNE   19    /* or a sixteenth */
+#define CUTS          2     /* found by a block at most: again for a mass target */
+#define FEW           128   /* words that are sent to all */
+#define SPAN_LONG     32768 /* units held by a block alone on a multiprocessor, not by two */
+#define GROUPS_SHARED (SPAN_LONG / 32)
 #define HITS_SHARED   LK_CUDA_SPAN_HITS
 #define SHARE         0x3fffffff /* the bits of a word that are the share */
 #define SURE          0x40000000
@@ -52,6 +53,7 @@ struct select_args {
     struct lk_pool_view pool;
     const struct lk_cuda_batch *batch;
     struct lk_cuda_clock *clock; /* may be NULL */
+    uint32_t span;               /* units whose words shared memory holds, after struct shared */
 };
 
 struct hit {
@@ -125,7 +127,6 @@ struct shared {
         struct hit hits[HITS_SHARED];
         int32_t list[LK_CUDA_BUDGET_PAGES_MAX];
     };
-    int32_t words[LK_CUDA_SPAN_PAGES];
     uint64_t weight[GROUPS_SHARED], warp_weight[WARPS];
     uint32_t kept[GROUPS_SHARED], taken[GROUPS_SHARED];
     uint32_t warp_count[WARPS], warp_most[WARPS];
@@ -138,6 +139,7 @@ struct shared {
     struct sums sums; /* after a mass target */
     struct span span;
     struct lk_cuda_row row;
+    alignas(16) int32_t words[4]; /* and so many as the launch has room for */
 };
 static_assert(LK_GROUP_MAX <= 32, "a query head a lane");
 
@@ -223,7 +225,7 @@ __device__ __forceinline__ void make_span(const struct select_args &a, struct sh
     p.low = (int32_t)(__float_as_uint(2.f / max(k, 1u)) & 0x7f800000) -
             (BINS << (PRUNE ? FIRST_PRUNE : FIRST_SHIFT));
     find_memory<PRUNE>(&p, r);
-    p.spills = most > LK_CUDA_SPAN_PAGES || p.sampled > LK_CUDA_SPAN_HITS;
+    p.spills = most > a.span || p.sampled > LK_CUDA_SPAN_HITS;
     if (p.spills)
         p.spill = use_workspace(p, r);
     s->span = p;
@@ -904,6 +906,29 @@ __device__ __forceinline__ struct drawn find_strata(const struct sums &u, const 
     return r;
 }
 
+/* The group with the point, of those that begin at g; *run: the sum before it. */
+__device__ __forceinline__ uint32_t find_group(const struct span &p, const struct view &v,
+                                               const struct strata &t, uint64_t point, uint32_t g,
+                                               uint64_t *run) {
+    const uint32_t lane = threadIdx.x % 32, last = min(p.groups, g + (1u << p.per_bits));
+
+#pragma unroll 1
+    for (;; g += 32) {
+        uint64_t own = 0;
+        if (g + lane < last)
+            own = t.by_share * v.weight[g + lane] +
+                  t.by_page * (min(32u, p.count - 32 * (g + lane)) - __popc(v.kept[g + lane]));
+        const uint64_t upto = warp_scan(own) + *run;
+        const uint32_t over = __ballot_sync(LK_FULL_WARP, upto > point);
+        if (over || g + 32 >= last) {
+            const uint32_t who = __ffs(over) - 1;
+            *run = __shfl_sync(LK_FULL_WARP, upto - own, who);
+            return g + who;
+        }
+        *run = __shfl_sync(LK_FULL_WARP, upto, 31);
+    }
+}
+
 /* A warp looks for stratum i's point among the span's pages: v.hits, v.taken. `upto`: the running
  * sum with the lane's groups, of which it has `own`. */
 __device__ __forceinline__ void find_hit(const struct span &p, const struct view &v,
@@ -915,13 +940,17 @@ __device__ __forceinline__ void find_hit(const struct span &p, const struct view
     uint64_t run = __shfl_sync(LK_FULL_WARP, upto - own, who);
     uint32_t g = who << p.per_bits;
 
+    if (p.per_bits > 2)
+        g = find_group(p, v, t, point, g, &run);
+    else
 #pragma unroll 1
-    for (const uint32_t last = min(p.groups, g + (1u << p.per_bits)) - 1; g < last; g++) {
-        const uint64_t next = run + t.by_share * v.weight[g] + t.by_page * (32 - __popc(v.kept[g]));
-        if (next > point)
-            break;
-        run = next;
-    }
+        for (const uint32_t last = min(p.groups, g + (1u << p.per_bits)) - 1; g < last; g++) {
+            const uint64_t next =
+                run + t.by_share * v.weight[g] + t.by_page * (32 - __popc(v.kept[g]));
+            if (next > point)
+                break;
+            run = next;
+        }
     const uint32_t page = 32 * g + lane;
     own = 0;
     if (page < p.count && !(v.kept[g] >> lane & 1))
@@ -1243,7 +1272,13 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
 
 /* ---- launcher ---- */
 
-static void configure(const struct lk_cuda_step *step, uint32_t team, void *stream,
+/* A part: words of so many units. */
+static struct lk_shared shared_of(bool many) {
+    return {sizeof(struct shared), 4 * LK_CUDA_SPAN_PAGES,
+            many ? 1u : SPAN_LONG / LK_CUDA_SPAN_PAGES};
+}
+
+static void configure(const struct lk_cuda_step *step, uint32_t team, uint32_t bytes, void *stream,
                       cudaLaunchAttribute attributes[2], cudaLaunchConfig_t *ret) {
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -1251,7 +1286,7 @@ static void configure(const struct lk_cuda_step *step, uint32_t team, void *stre
     attributes[1].val.clusterDim = {team, 1, 1};
     ret->gridDim = dim3(team, step->pool.geometry.kv_heads, step->bucket);
     ret->blockDim = THREADS;
-    ret->dynamicSmemBytes = sizeof(struct shared);
+    ret->dynamicSmemBytes = bytes;
     ret->stream = (cudaStream_t)stream;
     ret->attrs = attributes;
     ret->numAttrs = team > 1 ? 2 : 1;
@@ -1260,7 +1295,8 @@ static void configure(const struct lk_cuda_step *step, uint32_t team, void *stre
 /* Blocks of a team: as many as let all teams run at once, a block a multiprocessor: two on one take
  * longer than half as many with twice the pages. */
 template <class Kernel>
-static uint32_t choose_team(const struct lk_cuda_step *step, Kernel *kernel, void *stream) {
+static uint32_t choose_team(const struct lk_cuda_step *step, Kernel *kernel, uint32_t bytes,
+                            void *stream) {
     const uint32_t teams = step->pool.geometry.kv_heads * step->bucket;
     struct cudaFuncAttributes attributes;
     uint32_t size = LK_TEAM_MOST;
@@ -1274,7 +1310,7 @@ static uint32_t choose_team(const struct lk_cuda_step *step, Kernel *kernel, voi
         int fit = 0;
         if (size * teams > step->processors)
             continue;
-        configure(step, size, stream, launch, &config);
+        configure(step, size, bytes, stream, launch, &config);
         if (!cudaOccupancyMaxActiveClusters(&fit, kernel, &config) && (uint32_t)fit >= teams)
             break;
     }
@@ -1285,14 +1321,19 @@ static uint32_t choose_team(const struct lk_cuda_step *step, Kernel *kernel, voi
 template <bool PRUNE> static int launch_select(const struct lk_cuda_step *step, void *stream) {
     const bool many = step->pool.geometry.kv_heads * step->bucket > step->processors;
     auto *kernel = many ? select_kernel<PRUNE, 2> : select_kernel<PRUNE, 1>;
-    struct select_args a = {step->pool, step->batch, step->clock};
+    const struct lk_shared shared = shared_of(many);
+    struct select_args a = {step->pool, step->batch, step->clock, 0};
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attributes[2] = {};
-    int error = take_bytes(kernel, sizeof(struct shared));
+    uint32_t parts;
+    int error = take_shared(kernel, shared, &parts);
 
     if (error)
         return error;
-    configure(step, choose_team(step, kernel, stream), stream, attributes, &config);
+    a.span = parts * LK_CUDA_SPAN_PAGES;
+    const uint32_t bytes = shared.fixed + parts * shared.each,
+                   team = choose_team(step, kernel, bytes, stream);
+    configure(step, team, bytes, stream, attributes, &config);
     return (int)cudaLaunchKernelEx(&config, kernel, a);
 }
 
@@ -1305,5 +1346,5 @@ int lk_cuda_select(const struct lk_cuda_step *step, void *stream) {
 }
 
 uint32_t lk_cuda_select_least(void) {
-    return sizeof(struct shared);
+    return shared_least(shared_of(true));
 }
