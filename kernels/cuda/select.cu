@@ -333,11 +333,11 @@ template <class T> __device__ __forceinline__ T warp_scan(T x) {
 
 /* ---- shares ---- */
 
-/* Four scores of up to four units, THREADS apart. */
+/* Four scores of up to two units, THREADS apart. */
 __device__ __forceinline__ void load_scores(const float *from, uint32_t step, uint32_t i,
-                                            uint32_t count, float4 v[4]) {
+                                            uint32_t count, float4 v[2]) {
 #pragma unroll
-    for (int x = 0; x < 4; x++) {
+    for (int x = 0; x < 2; x++) {
         const uint32_t j = i + x * THREADS;
         if (j >= count)
             break;
@@ -373,9 +373,9 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
     const float *lse = s->lse[warp_index()], *from = p.scores + (uint64_t)base * step;
     const int32_t low = p.low;
     uint32_t i = threadIdx.x, g = 0;
-    float sum[4] = {0, 0, 0, 0};
-    bool competes[4];
-    float4 next[4];
+    float sum[2] = {0, 0};
+    bool competes[2];
+    float4 next[2];
 
     wait_for_previous();
     note_time(clock, PRUNE ? LK_CUDA_AT_PRUNE : LK_CUDA_AT_SELECT);
@@ -386,18 +386,18 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
         const uint32_t at = i, first = g;
         const float l0 = lse[g] - lift, l1 = lse[g + 1] - lift;
         const float l2 = lse[g + 2] - lift, l3 = lse[g + 3] - lift;
-        float4 v[4];
+        float4 v[2];
 #pragma unroll
-        for (int x = 0; x < 4; x++)
+        for (int x = 0; x < 2; x++)
             v[x] = next[x];
         g += 4;
         if (g >= group) {
             g = 0;
-            i += 4 * THREADS;
+            i += 2 * THREADS;
         }
         load_scores(from + g, step, i, count, next);
 #pragma unroll
-        for (int x = 0; x < 4; x++) {
+        for (int x = 0; x < 2; x++) {
             const uint32_t j = at + x * THREADS;
             if (j >= count)
                 break;
