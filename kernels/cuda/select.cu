@@ -66,7 +66,7 @@ struct view {
     int32_t *words;
     uint32_t *kept, *taken; /* masks of a group; taken: kept or hit */
     uint64_t *weight;       /* of a group's pages that are not kept */
-    struct hit *hits;       /* by stratum */
+    struct hit *hits;       /* by stratum; a warp keeps its first itself */
 };
 
 /* The pages (or, pruning superpages: units of four pages) of a block, and whatever is needed of its
@@ -122,7 +122,7 @@ struct shared {
     uint32_t inside_at[FEW];                   /* the page in the span */
     int32_t all_few[FEW + 4];                  /* of the team, read by fours */
     uint32_t equal[LK_TEAM_MOST];
-    uint4 taken_by[LK_TEAM_MOST];
+    alignas(16) uint32_t taken_by[LK_TEAM_MOST][WARPS]; /* pages hit */
     union {
         struct hit hits[HITS_SHARED];
         int32_t list[LK_CUDA_BUDGET_PAGES_MAX];
@@ -929,11 +929,18 @@ __device__ __forceinline__ uint32_t find_group(const struct span &p, const struc
     }
 }
 
-/* A warp looks for stratum i's point among the span's pages: v.hits, v.taken. `upto`: the running
- * sum with the lane's groups, of which it has `own`. */
-__device__ __forceinline__ void find_hit(const struct span &p, const struct view &v,
-                                         const struct strata &t, uint32_t i, uint64_t upto,
-                                         uint64_t own) {
+/* A page of the sample, by a warp. */
+struct found {
+    uint32_t group, entry; /* of the block table */
+    float bias;
+    bool mine; /* the page is the lane's; of no lane: that of the hit before */
+};
+
+/* A warp looks for stratum i's point among the span's pages: v.taken. `upto`: the running sum with
+ * the lane's groups, of which it has `own`. */
+__device__ __forceinline__ struct found find_hit(const struct span &p, const struct view &v,
+                                                 const struct strata &t, uint32_t i, uint64_t upto,
+                                                 uint64_t own) {
     const uint32_t lane = threadIdx.x % 32;
     const uint64_t point = i * t.step + t.start;
     const uint32_t who = __ffs(__ballot_sync(LK_FULL_WARP, upto > point)) - 1;
@@ -957,27 +964,32 @@ __device__ __forceinline__ void find_hit(const struct span &p, const struct view
         own = t.by_share * weight_of(v.words[page]) + t.by_page;
     const uint64_t sum = warp_scan(own) + run;
     const uint32_t over = __ballot_sync(LK_FULL_WARP, sum > point);
-    if (lane != __ffs(over) - 1)
-        return;
-    if (i && point - t.step >= sum - own) {
-        v.hits[i].page = NO_PAGE;
-        return;
-    }
+    struct found r = {g, 0, 0, false};
+    if (lane != __ffs(over) - 1 || (i && point - t.step >= sum - own))
+        return r;
+    r.entry = p.table[(p.base + page) >> p.shift];
     uint32_t hits = 1;
     while (i + hits < t.count && point + hits * t.step < sum)
         hits++;
     const float expected = __ull2float_rn(own) * t.count;
     const float weight = __fdividef((float)hits * __ull2float_rn(t.total), expected);
-    v.hits[i] = {p.base + page, t.by_share ? log2f(weight) : 0.f};
+    r.bias = t.by_share ? log2f(weight) : 0.f;
+    r.mine = true;
     atomicOr(&v.taken[g], 1u << lane);
+    return r;
 }
 
-/* By warps. */
-__device__ __forceinline__ void draw(const struct span &p, const struct view &v,
-                                     const struct sums &u, const struct strata &t,
-                                     const struct drawn &d) {
-    if (d.first + warp_index() < d.end) {
-        const uint32_t first = threadIdx.x % 32 << p.per_bits;
+/* By warps. -> the warp's first; the others are v.hits. Where a page may be hit twice, all blocks
+ * are told how many the warp has. */
+__device__ __forceinline__ struct found draw(const struct span &p, struct shared *s,
+                                             const struct view &v, const struct tally &lower,
+                                             const struct strata &t, const struct drawn &d) {
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
+    struct found r = {};
+    uint32_t pages = 0;
+
+    if (d.first + warp < d.end) {
+        const uint32_t first = lane << p.per_bits;
         const uint32_t last = min(p.groups, first + (1u << p.per_bits));
         uint64_t weight = 0, own, upto;
         uint32_t left = min(p.count, 32 * last) - min(p.count, 32 * first);
@@ -987,12 +999,22 @@ __device__ __forceinline__ void draw(const struct span &p, const struct view &v,
             left -= __popc(v.kept[g]);
         }
         own = t.by_share * weight + t.by_page * left;
-        upto = warp_scan(own) + t.by_share * u.before.weight + t.by_page * u.before.left;
+        upto = warp_scan(own) + t.by_share * lower.weight + t.by_page * lower.left;
+        r = find_hit(p, v, t, d.first + warp, upto, own);
+        pages = __ballot_sync(LK_FULL_WARP, r.mine) != 0;
 #pragma unroll 1
-        for (uint32_t i = d.first + warp_index(); i < d.end; i += WARPS)
-            find_hit(p, v, t, i, upto, own);
+        for (uint32_t i = d.first + warp + WARPS; i < d.end; i += WARPS) {
+            const struct found h = find_hit(p, v, t, i, upto, own);
+            const bool any = __ballot_sync(LK_FULL_WARP, h.mine);
+            if (any ? h.mine : lane == 0)
+                v.hits[i] = {any ? p.base + 32 * h.group + lane : NO_PAGE, h.bias};
+            pages += any;
+        }
     }
+    if (!t.apart && lane < team_size())
+        team_send_word(&s->taken_by[team_rank()][warp], pages, &s->places_here, lane);
     __syncthreads();
+    return r;
 }
 
 /* Picks of lower spans, and of the row. */
@@ -1000,29 +1022,23 @@ struct places {
     uint32_t before, all;
 };
 
-/* Where a page may be hit twice, the others must be told how many picks the span has. */
-__device__ __forceinline__ void send_places(const struct span &p, struct shared *s,
-                                            const struct view &v) {
-    const uint32_t lane = threadIdx.x % 32;
-
-    if (warp_index())
-        return;
-    const uint32_t own = count_masks(v.taken, p.groups);
-    if (lane < team_size())
-        team_send(&s->taken_by[team_rank()], make_uint4(own, 0, 0, 0), &s->places_here, lane);
-}
-
 /* All threads. */
 __device__ __forceinline__ struct places add_places(struct shared *s, const struct sums &u,
                                                     const struct strata &t, const struct drawn &d) {
-    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t lane = threadIdx.x % 32, before = u.before.kept, all = u.all.kept;
 
     if (t.apart)
-        return {u.before.kept + d.first, u.all.kept + t.count};
+        return {before + d.first, all + t.count};
     team_receive(&s->places_here);
-    const uint32_t x = lane < team_size() ? s->taken_by[lane].x : 0;
-    return {__reduce_add_sync(LK_FULL_WARP, lane < team_rank() ? x : 0),
-            __reduce_add_sync(LK_FULL_WARP, x)};
+    uint32_t pages = 0;
+    if (lane < team_size())
+#pragma unroll
+        for (int i = 0; i < WARPS; i += 4) {
+            const uint4 x = *(const uint4 *)&s->taken_by[lane][i];
+            pages += x.x + x.y + x.z + x.w;
+        }
+    return {before + __reduce_add_sync(LK_FULL_WARP, lane < team_rank() ? pages : 0),
+            all + __reduce_add_sync(LK_FULL_WARP, pages)};
 }
 
 /* ---- results ---- */
@@ -1040,25 +1056,29 @@ __device__ __forceinline__ void write_pick(const struct select_args &a, const st
         p.list[at] = {page, kept ? 1.f : exp2f(bias)};
 }
 
-/* The block table's entry of the kept page that is the lane's own in the warp's first group: read
+/* The block table's entry of the kept page that is the lane's own in group g of the warp's: read
  * long before it is needed. */
 __device__ __forceinline__ uint32_t early_entry(const struct span &p, const struct view &v,
-                                                const struct run &own) {
+                                                const struct run &own, uint32_t g) {
     const uint32_t lane = threadIdx.x % 32;
-    const bool any = own.first < own.end && v.kept[own.first] >> lane & 1;
-    return any ? p.table[(p.base + 32 * own.first + lane) >> p.shift] : 0;
+    const bool any = g < own.end && v.kept[g] >> lane & 1;
+    return any ? p.table[(p.base + 32 * g + lane) >> p.shift] : 0;
 }
 
-/* `before`: picks of lower spans. `entry`: early_entry(). */
-__device__ __forceinline__ void write_picks(const struct select_args &a, const struct span &p,
-                                            const struct view &v, const struct run &own,
-                                            const struct drawn &d, uint32_t before,
-                                            uint32_t entry) {
+/* The sample's. `before`: picks of lower spans. */
+__device__ __forceinline__ void write_hits(const struct select_args &a, const struct span &p,
+                                           const struct view &v, const struct found &first,
+                                           const struct drawn &d, uint32_t before) {
     const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
-    uint32_t at = before + count_masks(v.taken, own.first);
 
+    if (__ballot_sync(LK_FULL_WARP, first.mine)) {
+        const uint32_t place = before + count_masks(v.taken, first.group);
+        if (first.mine)
+            write_pick(a, p, place + __popc(v.taken[first.group] & below),
+                       p.base + 32 * first.group + lane, first.entry, first.bias, false);
+    }
 #pragma unroll 1
-    for (uint32_t i = d.first + warp_index(); i < d.end; i += WARPS) {
+    for (uint32_t i = d.first + warp_index() + WARPS; i < d.end; i += WARPS) {
         const struct hit h = v.hits[i];
         if (h.page == NO_PAGE)
             continue;
@@ -1068,12 +1088,24 @@ __device__ __forceinline__ void write_picks(const struct select_args &a, const s
             write_pick(a, p, place + __popc(v.taken[g] & below), h.page, p.table[h.page >> p.shift],
                        h.bias, false);
     }
+}
+
+/* Those of kept pages. `entry`: early_entry() of the first groups. */
+__device__ __forceinline__ void write_kept(const struct select_args &a, const struct span &p,
+                                           const struct view &v, const struct run &own,
+                                           uint32_t before, const uint32_t entry[2]) {
+    const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
+    uint32_t at = before + count_masks(v.taken, own.first);
+
 #pragma unroll 1
     for (uint32_t g = own.first; g < own.end; g++) {
         const uint32_t taken = v.taken[g], page = p.base + 32 * g + lane;
         if (v.kept[g] >> lane & 1)
             write_pick(a, p, at + __popc(taken & below), page,
-                       g == own.first ? entry : p.table[page >> p.shift], 0.f, true);
+                       g == own.first       ? entry[0]
+                       : g == own.first + 1 ? entry[1]
+                                            : p.table[page >> p.shift],
+                       0.f, true);
         at += __popc(taken);
     }
 }
@@ -1219,6 +1251,7 @@ __device__ __forceinline__ void select_pages(const struct select_args &a, struct
     const struct run own = run_of(p);
     struct strata t = {};
     struct drawn d = {};
+    struct found first = {};
     struct sums u;
 
     make_words<PRUNE>(p, s, v.words, a.clock);
@@ -1232,17 +1265,17 @@ __device__ __forceinline__ void select_pages(const struct select_args &a, struct
         apply_target<SPILL>(p, s, cut);
         u = s->sums;
     }
-    const uint32_t entry = early_entry(p, v, own);
+    const uint32_t entry[2] = {early_entry(p, v, own, own.first),
+                               early_entry(p, v, own, own.first + 1)};
     t.apart = true;
     if (p.sampled) {
         t = make_strata(p, u);
         d = find_strata(u, t);
-        draw(p, v, u, t, d);
+        first = draw(p, s, v, u.before, t, d);
     }
-    if (!t.apart)
-        send_places(p, s, v);
     const struct places at = add_places(s, u, t, d);
-    write_picks(a, p, v, own, d, at.before, entry);
+    write_hits(a, p, v, first, d, at.before);
+    write_kept(a, p, v, own, at.before, entry);
     if (team_rank() == 0)
         end_picks(p, u.all.kept, at.all);
     if (!p.sampled)

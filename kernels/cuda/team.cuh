@@ -117,6 +117,24 @@ __device__ __forceinline__ void team_send(void *to, uint4 x, uint64_t *here, uin
 #endif
 }
 
+/* The same of a word. */
+__device__ __forceinline__ void team_send_word(void *to, uint32_t x, uint64_t *here,
+                                               uint32_t rank) {
+#if __CUDA_ARCH__ >= 900
+    if (team_size() == 1) {
+        *(uint32_t *)to = x;
+        return;
+    }
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+            team_address(to, rank)),
+        "r"(x), "r"(team_address(here, rank))
+        : "memory");
+#else
+    *(uint32_t *)to = x;
+#endif
+}
+
 /* All threads; a warp goes on when everything is here. */
 __device__ __forceinline__ void team_receive(uint64_t *here) {
 #if __CUDA_ARCH__ >= 900

@@ -340,6 +340,13 @@ static inline void team_send(void *to, uint4 x, uint64_t *arrived, uint32_t rank
         emulated::send_late(at_address(team_address(to, rank)), NULL, &x, sizeof x,
                             barrier_at(team_address(arrived, rank)));
 }
+static inline void team_send_word(void *to, uint32_t x, uint64_t *arrived, uint32_t rank) {
+    if (team_size() == 1)
+        *(uint32_t *)to = x;
+    else
+        emulated::send_late(at_address(team_address(to, rank)), NULL, &x, sizeof x,
+                            barrier_at(team_address(arrived, rank)));
+}
 static inline void team_receive(uint64_t *here) {
     while (team_size() > 1 && !emulated::barrier_passed(here, 0))
         ;
