@@ -26,13 +26,29 @@
  *                (a replay); nothing was repeated
  *   -ESHUTDOWN   the daemon drains           -ECONNRESET  the daemon is gone
  *   -ETIMEDOUT   nothing came in time        -EPROTO      versions do not match
- *   -EACCES      not allowed to connect
+ *   -EACCES      not allowed to connect      -EBUSY       a blocking call before it is late
  *
  * THREADS. One connection, one thread at a time; different connections are independent. The library
  * starts no threads, installs no handlers, writes nothing to stderr.
  *
  * WAITING. locks_wait() spins for options.spin_us, then sleeps. locks_fd() can go into an event
  * loop: see there.
+ *
+ * LIMIT. A daemon may stay connected and never answer (stopped, or broken). A call that waits for
+ * it then returns -ETIMEDOUT after options.limit_ms; locks_error() says what was waited for. The
+ * time starts anew with each sign of life: a completion, or the heartbeat of a daemon that works,
+ * for whomever (ten a second at most). So a call that takes long is not cut off, only one of which
+ * nothing is heard. What holds then:
+ *   - A blocking call of sequences, steps or leases has been submitted, unless the sentence says
+ *     that the ring was full: it may be done at any time, and its pointers are in use as any
+ *     submission's. It is *late*: locks_late() waits on for it. Until that has returned its end,
+ *     other such calls are -EBUSY. locks_submit(), locks_wait() and the rest go on, and never hand
+ *     out its completion.
+ *   - A question (locks_pool(), locks_pool_map(), locks_device_arena()) may be asked again: asked
+ *     with the same arguments it takes the answer that comes late; before another one that answer
+ *     is dropped. A device arena is never lost so.
+ *   - locks_connect() has left nothing behind.
+ *   - locks_close() is right at any time, and never waits.
  */
 #ifndef LOCKS_H
 #define LOCKS_H
@@ -56,8 +72,10 @@ struct locks_options {
     const char *name;     /* shown by locksctl clients; NULL: the program's name */
     uint64_t arena_bytes; /* 0: 64 MiB */
     uint32_t spin_us;     /* of waits; 0: 20 (use 1 for none to speak of) */
-    uint32_t reserved;
+    uint32_t
+        limit_ms; /* a silent daemon is waited for so long; 0: 30000; LOCKS_FOREVER: no limit */
 };
+#define LOCKS_FOREVER UINT32_MAX
 
 int locks_connect(const struct locks_options *options, struct locks **ret);
 void locks_close(struct locks *locks); /* NULL is fine; frees sequences, leases and arena */
@@ -125,7 +143,7 @@ struct locks_row {         /* pointers into the arena; see lk_row_desc for shape
     const int64_t *slots;
 };
 
-/* Blocking: submit and wait. */
+/* Blocking: submit and wait, see LIMIT. */
 int locks_append(struct locks *locks, const struct locks_step *step, const struct locks_row *rows,
                  uint32_t count);
 int locks_decode(struct locks *locks, const struct locks_step *step, const struct locks_row *rows,
@@ -150,6 +168,12 @@ struct locks_completion {
 /* The next completion. timeout_ms < 0: for ever. -ETIMEDOUT; -ECONNRESET: the daemon is gone. */
 int locks_wait(struct locks *locks, int timeout_ms, struct locks_completion *ret);
 int locks_try(struct locks *locks, struct locks_completion *ret); /* -EAGAIN: none yet */
+/* Waits on for the blocking call that ended with -ETIMEDOUT -> what that call would have returned.
+ * timeout_ms as of locks_wait(), no other limit holds. ret (may be NULL) gets the handle of a call
+ * that makes one. -ETIMEDOUT: not yet, it is still late, and may be asked for again (the daemon
+ * itself answers so only to submissions with fences); -EINVAL: no call is late; -ECONNRESET: the
+ * daemon is gone. Other completions that come meanwhile are kept for locks_wait(). */
+int locks_late(struct locks *locks, int timeout_ms, locks_handle *ret);
 /* For poll(): readable when a completion may be there. Before sleeping call locks_arm(): 1 means a
  * completion is there already, do not sleep. */
 int locks_fd(const struct locks *locks);

@@ -384,7 +384,7 @@ struct lk_completion_head {
     uint8_t pad2[LK_LINE - 8];
     uint32_t sleeping; /* daemon sleeps on the bell */
     uint8_t pad3[LK_LINE - 4];
-    uint64_t heartbeat_ns; /* CLOCK_MONOTONIC of the daemon's last tick */
+    uint64_t heartbeat_ns; /* CLOCK_MONOTONIC of the daemon's last work for any client, to 100 ms */
     uint8_t pad4[LK_LINE - 8];
     uint64_t fence[LK_FENCES];
 };

@@ -14,6 +14,7 @@
 #include "../../shm_protocol/wire.h"
 
 #define JSON_BYTES_MAX (UINT64_C(64) << 20) /* far above any status */
+#define LIMIT_NS       (UINT64_C(1000000) * LK_CLIENT_LIMIT_MS)
 
 /* The memfd's text as a string. */
 static int read_text(int fd, uint64_t bytes, char **ret, char *why, size_t why_bytes) {
@@ -64,8 +65,8 @@ static int ask(int socket, const char *verb, char **ret, char *why, size_t why_b
         snprintf(why, why_bytes, "cannot ask the daemon: %s", strerror(-r));
         return r;
     }
-    r = lk_client_answer(socket, LK_MSG_ADMIN_REPLY, &reply.head, sizeof(reply), &fd, 1, why,
-                         why_bytes);
+    r = lk_client_answer(socket, LIMIT_NS, LK_MSG_ADMIN_REPLY, &reply.head, sizeof(reply), &fd, 1,
+                         why, why_bytes);
     if (r)
         return r;
     if (reply.error) {
@@ -83,7 +84,7 @@ static int ask(int socket, const char *verb, char **ret, char *why, size_t why_b
 int locks_admin(const char *socket, const char *verb, char **ret_json, char *why,
                 size_t why_bytes) {
     char text[LK_CLIENT_ERROR_BYTES] = "";
-    int fd = lk_client_dial(socket, text, sizeof(text));
+    int fd = lk_client_dial(socket, LIMIT_NS, text, sizeof(text));
     int r = fd < 0 ? fd : ask(fd, verb, ret_json, text, sizeof(text));
     if (fd >= 0)
         close(fd);

@@ -38,8 +38,8 @@ static int say_hello(struct locks *l, const struct locks_options *o) {
 static int read_welcome(struct locks *l) {
     struct lk_welcome welcome = {0};
     int fds[LK_WELCOME_FDS];
-    int r = lk_client_answer(l->socket, LK_MSG_WELCOME, &welcome.head, sizeof(welcome), fds,
-                             LK_WELCOME_FDS, l->error, sizeof(l->error));
+    int r = lk_client_answer(l->socket, l->limit_ns, LK_MSG_WELCOME, &welcome.head, sizeof(welcome),
+                             fds, LK_WELCOME_FDS, l->error, sizeof(l->error));
     if (r)
         return r;
     r = lk_welcome_invalid(&welcome, l->error, sizeof(l->error));
@@ -95,7 +95,7 @@ static int learn_pools(struct locks *l) {
 }
 
 static int open_connection(struct locks *l, const struct locks_options *o) {
-    int r = lk_client_dial(o->socket, l->error, sizeof(l->error));
+    int r = lk_client_dial(o->socket, l->limit_ns, l->error, sizeof(l->error));
     if (r < 0)
         return r;
     l->socket = r;
@@ -115,10 +115,9 @@ int locks_connect(const struct locks_options *options, struct locks **ret) {
     struct locks_options o = {0};
     if (options)
         memcpy(&o, options, options->size < sizeof(o) ? options->size : sizeof(o));
-    if (options && (options->size == 0 || o.reserved)) {
+    if (options && options->size == 0) {
         snprintf(connect_error, sizeof(connect_error),
-                 options->size ? "locks_options.reserved is not 0"
-                               : "locks_options.size is 0, set it to sizeof(struct locks_options)");
+                 "locks_options.size is 0, set it to sizeof(struct locks_options)");
         return -EINVAL;
     }
     struct locks *l = aligned_alloc(LK_LINE, (sizeof(*l) + LK_LINE - 1) / LK_LINE * LK_LINE);
@@ -131,7 +130,12 @@ int locks_connect(const struct locks_options *options, struct locks **ret) {
     l->memory.bell = -1;
     for (int i = 0; i < LK_WELCOME_FDS; i++)
         l->memory.client_fds[i] = -1;
+    l->made_fd = -1;
+    l->late = LK_CLIENT_NONE;
     l->spin_ns = UINT64_C(1000) * (o.spin_us ? o.spin_us : SPIN_US_DEFAULT);
+    l->limit_ns = o.limit_ms == LOCKS_FOREVER
+                      ? LK_CLIENT_FOREVER
+                      : UINT64_C(1000000) * (o.limit_ms ? o.limit_ms : LK_CLIENT_LIMIT_MS);
     int r = open_connection(l, &o);
     if (r) {
         memcpy(connect_error, l->error, sizeof(connect_error));
@@ -150,6 +154,8 @@ void locks_close(struct locks *locks) {
             munmap((void *)locks->maps[i].pages, locks->maps[i].bytes);
     if (locks->socket >= 0)
         close(locks->socket);
+    if (locks->made_fd >= 0)
+        close(locks->made_fd);
     lk_channel_memory_destroy(&locks->memory);
     lk_arena_destroy(&locks->arena);
     free(locks->maps);

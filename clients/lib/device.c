@@ -23,6 +23,12 @@ int locks_device_arena(struct locks *locks, uint64_t bytes, struct locks_device_
     lk_wire_head(&ask.head, LK_MSG_DEVICE_ARENA, sizeof(ask));
     int r =
         lk_client_ask(locks, &ask.head, LK_MSG_DEVICE_ARENA_MADE, &made.head, sizeof(made), &fd);
+    if (r == -EBUSY && locks->made_fd >= 0 && locks->made.bytes >= bytes) {
+        made = locks->made;
+        fd = locks->made_fd;
+        locks->made_fd = -1;
+        r = 0;
+    }
     if (r)
         return r;
     if (fd < 0 || made.fences != LK_DEVICE_FENCES || made.fence_stride != LK_DEVICE_FENCE_STRIDE) {

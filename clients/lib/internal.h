@@ -11,6 +11,14 @@
  *     free --submit--> flying --completion--> landed (kept, in order) --locks_wait()--> free
  *                             --completion of a blocking call----------------------> free
  *
+ * A blocking call that gave up is *late*: its flight flies on, and so does the copy of its list.
+ * There is one at most, since other blocking calls are refused until locks_late() has its end; its
+ * completion is put aside in its flight and is handed out by locks_late() alone. A question on the
+ * socket that gave up is *owed* its answer: the next call takes it off the socket first, so that
+ * none is taken for another's.
+ *
+ *     flying --limit--> late --completion, put aside--> late, here --locks_late()--> free
+ *
  * Invariants: errors go through lk_client_fail(), which leaves the sentence for locks_error(). Once
  * the daemon is gone (`dead`), every call says so without touching the socket again.
  * Threads: one at a time, as the connection.
@@ -23,6 +31,7 @@
 #include "../locks.h"
 #pragma GCC visibility pop
 
+#include <poll.h>
 #include <stdbool.h>
 
 #include "../../shm_protocol/ring.h"
@@ -30,14 +39,23 @@
 #include "../../shm_protocol/validate.h"
 #include "arena.h"
 
-#define LK_CLIENT_REPLY_SECONDS                                                                    \
-    30 /* an answer on the socket: the daemon may be opening its pools */
+#define LK_CLIENT_LIMIT_MS    30000 /* the daemon may be opening its pools */
 #define LK_CLIENT_ERROR_BYTES 512
+#define LK_CLIENT_FOREVER     UINT64_MAX
+#define LK_CLIENT_NONE        UINT32_MAX
 
 struct lk_flight {
     uint64_t user_data;
+    uint16_t op;
     bool flies;        /* submitted, not completed yet */
-    struct lk_cqe cqe; /* of a landed one */
+    struct lk_cqe cqe; /* of a landed one, or of the late one */
+};
+
+union lk_question { /* on the socket, once connected */
+    struct lk_message head;
+    struct lk_msg_pool_get pool_get;
+    struct lk_msg_pool_map pool_map;
+    struct lk_msg_device_arena device_arena;
 };
 
 struct lk_client_map {   /* a pool's pages */
@@ -58,11 +76,16 @@ struct locks {
     uint16_t pools, minor; /* minor: that is spoken */
     bool armed;            /* locks_arm() said: sleep */
     bool dead;
-    uint64_t spin_ns;
-    struct lk_sqe *entry;      /* that was reserved last */
-    struct lk_flight *flights; /* [flight_count] */
-    uint32_t *free_flights;    /* stack */
-    uint32_t *landed;          /* queue */
+    uint64_t spin_ns, limit_ns;
+    uint32_t late;          /* flight of the blocking call that gave up, or LK_CLIENT_NONE */
+    void *late_list;        /* arena memory it still names, or NULL */
+    union lk_question owed; /* the one that gave up; head.bytes 0: none */
+    struct lk_msg_device_arena_made made; /* came late and was not asked for again */
+    int made_fd;                          /* its handle; -1: there is none */
+    struct lk_sqe *entry;                 /* that was reserved last */
+    struct lk_flight *flights;            /* [flight_count] */
+    uint32_t *free_flights;               /* stack */
+    uint32_t *landed;                     /* queue */
     uint32_t flight_count, free_count, landed_first, landed_count;
     char error[LK_CLIENT_ERROR_BYTES];
 };
@@ -77,16 +100,18 @@ int lk_client_error(int32_t said);
 const char *lk_client_op_name(uint16_t op);
 
 /* socket.c: a connected socket, or -errno with a sentence in why. */
-int lk_client_dial(const char *path, char *why, size_t why_bytes);
-/* Sends a question and receives its answer of the given type; ret_fd may be NULL. */
+int lk_client_dial(const char *path, uint64_t limit_ns, char *why, size_t why_bytes);
+/* Sends a question and receives its answer of the given type; ret_fd may be NULL. The question that
+ * is owed an answer is not sent again. */
 int lk_client_ask(struct locks *locks, const struct lk_message *question, uint16_t type,
                   struct lk_message *ret, size_t bytes, int *ret_fd);
 /* One packet of `type` and exactly `bytes`, or the refusal that came instead. */
-int lk_client_answer(int socket, uint16_t type, struct lk_message *ret, size_t bytes, int *ret_fds,
-                     size_t fds, char *why, size_t why_bytes);
+int lk_client_answer(int socket, uint64_t limit_ns, uint16_t type, struct lk_message *ret,
+                     size_t bytes, int *ret_fds, size_t fds, char *why, size_t why_bytes);
 
 /* submit.c: a flight and room in the ring; entry and descriptor are to be filled, then
- * lk_client_publish(). -EAGAIN: full. wait: instead of -EAGAIN make room by landing completions. */
+ * lk_client_publish(). -EAGAIN: full. wait: for a blocking call; instead of -EAGAIN make room by
+ * landing completions; -EBUSY: another is late. */
 int lk_client_reserve(struct locks *locks, uint16_t op, uint32_t desc_bytes, uint64_t user_data,
                       bool wait, void **ret_desc, uint32_t *ret_flight);
 /* Gives the flight back: what was reserved is not wanted after all. */
@@ -101,9 +126,13 @@ int lk_client_payload(struct locks *locks, const void *pointer, const char *what
                       uint64_t *ret);
 
 /* wait.c: lands completions until that of `flight` comes; frees it. ret_value (may be NULL) gets
- * its value. -> its status. */
+ * its value. -> its status. -ETIMEDOUT: the flight is late, if locks->late says so. */
 int lk_client_complete(struct locks *locks, uint32_t flight, uint64_t *ret_value);
-/* Lands one completion. */
-int lk_client_land(struct locks *locks);
+/* Lands one completion, to make room for `op`. */
+int lk_client_land(struct locks *locks, uint16_t op);
+/* CLOCK_MONOTONIC in so many nanoseconds, or LK_CLIENT_FOREVER. */
+uint64_t lk_client_deadline(uint64_t span_ns);
+/* poll() until then; returns early for a signal's handler. -> descriptors with events; 0: none. */
+int lk_client_poll(struct pollfd *fds, uint32_t count, uint64_t deadline);
 
 #endif

@@ -48,7 +48,7 @@ int locks_lease_close(struct locks *locks, locks_handle lease) {
     return run(locks, LK_OP_LEASE_CLOSE, &(struct lk_object_desc){.handle = lease}, NULL);
 }
 
-/* The list goes by way of the arena, for the time of the call. */
+/* The list goes by way of the arena, until the daemon has answered. */
 static int run_list(struct locks *l, uint16_t op, locks_handle lease, const void *list,
                     uint32_t count, size_t entry_bytes) {
     struct lk_object_desc object = {.handle = lease, .count = count};
@@ -62,7 +62,10 @@ static int run_list(struct locks *l, uint16_t op, locks_handle lease, const void
         memcpy(copy, list, count * entry_bytes);
     object.list = (uint64_t)((uint8_t *)copy - l->memory.arena);
     int r = run(l, op, &object, NULL);
-    locks_free(l, copy);
+    if (r == -ETIMEDOUT && l->late != LK_CLIENT_NONE) /* the daemon has not read it, perhaps */
+        l->late_list = copy;
+    else
+        locks_free(l, copy);
     return r;
 }
 

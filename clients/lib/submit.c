@@ -17,13 +17,17 @@ int lk_client_reserve(struct locks *locks, uint16_t op, uint32_t desc_bytes, uin
     struct lk_sqe *sqe;
     if (locks->dead)
         return lk_client_gone(locks);
+    if (wait && locks->late != LK_CLIENT_NONE)
+        return lk_client_fail(locks, -EBUSY, "%s: the %s before is late: locks_late() has its end",
+                              lk_client_op_name(op),
+                              lk_client_op_name(locks->flights[locks->late].op));
     if (!locks->free_count)
         return full(locks, op);
     int r;
     while ((r = lk_ring_client_reserve(&locks->ring, desc_bytes, &sqe, ret_desc)) == -EAGAIN) {
         if (!wait)
             return full(locks, op);
-        r = lk_client_land(locks);
+        r = lk_client_land(locks, op);
         if (r)
             return r;
     }
@@ -32,6 +36,7 @@ int lk_client_reserve(struct locks *locks, uint16_t op, uint32_t desc_bytes, uin
                               lk_client_op_name(op), desc_bytes, LK_DESCRIPTOR_BYTES_MAX);
     uint32_t flight = locks->free_flights[--locks->free_count];
     locks->flights[flight].user_data = user_data;
+    locks->flights[flight].op = op;
     locks->flights[flight].flies = true;
     sqe->op = op;
     sqe->user_data = flight;

@@ -6,6 +6,7 @@
 #include "internal.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <string.h>
 #include <time.h>
@@ -14,12 +15,28 @@
 
 #define LOOKS_PER_CLOCK 16 /* pauses between two readings of the clock: half a microsecond */
 #define NS_A_MS         UINT64_C(1000000)
-#define FOREVER         UINT64_MAX
+#define FOREVER         LK_CLIENT_FOREVER
 
 static uint64_t now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+static uint64_t after(uint64_t now, uint64_t span_ns) {
+    return span_ns > FOREVER - now ? FOREVER : now + span_ns;
+}
+
+uint64_t lk_client_deadline(uint64_t span_ns) {
+    return after(now_ns(), span_ns);
+}
+
+int lk_client_poll(struct pollfd *fds, uint32_t count, uint64_t deadline) {
+    uint64_t now = now_ns(), left = deadline > now ? deadline - now : 0;
+    struct timespec span = {.tv_sec = (time_t)(left / UINT64_C(1000000000)),
+                            .tv_nsec = (long)(left % UINT64_C(1000000000))};
+    int found = ppoll(fds, count, deadline == FOREVER ? NULL : &span, NULL);
+    return found > 0 ? found : 0;
 }
 
 /* Done with the completion at the head of the ring. */
@@ -45,13 +62,15 @@ static const struct lk_cqe *look(const struct locks *l) {
 }
 
 /* The clock is read only when the quickest answers have not come: reading it takes as long as a
- * look. */
-static const struct lk_cqe *spin(const struct locks *l, uint64_t deadline) {
+ * look. *deadline: 0 is set to span_ns from then. */
+static const struct lk_cqe *spin(const struct locks *l, uint64_t span_ns, uint64_t *deadline) {
     const struct lk_cqe *cqe = look(l);
     if (cqe)
         return cqe;
     uint64_t now = now_ns(), until = now + l->spin_ns;
-    for (; !cqe && now < until && now < deadline; now = now_ns())
+    if (!*deadline)
+        *deadline = after(now, span_ns);
+    for (; !cqe && now < until && now < *deadline; now = now_ns())
         cqe = look(l);
     return cqe;
 }
@@ -60,11 +79,7 @@ static const struct lk_cqe *spin(const struct locks *l, uint64_t deadline) {
 static void doze(struct locks *l, uint64_t deadline) {
     struct pollfd fds[2] = {{.fd = l->memory.bell, .events = POLLIN},
                             {.fd = l->socket, .events = POLLRDHUP}};
-    uint64_t now = now_ns();
-    uint64_t left = deadline > now ? deadline - now : 0;
-    struct timespec span = {.tv_sec = (time_t)(left / UINT64_C(1000000000)),
-                            .tv_nsec = (long)(left % UINT64_C(1000000000))};
-    if (ppoll(fds, 2, deadline == FOREVER ? NULL : &span, NULL) > 0 && fds[1].revents)
+    if (lk_client_poll(fds, 2, deadline) > 0 && fds[1].revents)
         l->dead = true;
 }
 
@@ -84,18 +99,17 @@ static const struct lk_cqe *sleep_for_it(struct locks *l, uint64_t deadline) {
 }
 
 /* A copy of the next completion (zeros if none), which is still in the ring; its user_data is the
- * number of a flight that flies. The ring is the daemon's to write: nothing is read there twice. */
-static int next(struct locks *l, uint64_t deadline, struct lk_cqe *ret) {
+ * number of a flight that flies. The ring is the daemon's to write: nothing is read there twice.
+ * Waits until *deadline; 0: span_ns, and the deadline is left there. -ETIMEDOUT: no sentence. */
+static int next(struct locks *l, uint64_t span_ns, uint64_t *deadline, struct lk_cqe *ret) {
+    *ret = (struct lk_cqe){0};
     if (l->armed)
         wake_up(l);
-    const struct lk_cqe *cqe = spin(l, deadline);
+    const struct lk_cqe *cqe = spin(l, span_ns, deadline);
     if (!cqe)
-        cqe = sleep_for_it(l, deadline);
-    if (!cqe) {
-        *ret = (struct lk_cqe){0};
-        return l->dead ? lk_client_gone(l)
-                       : lk_client_fail(l, -ETIMEDOUT, "no completion came in time");
-    }
+        cqe = sleep_for_it(l, *deadline);
+    if (!cqe)
+        return l->dead ? lk_client_gone(l) : -ETIMEDOUT;
     *ret = *cqe;
     if (ret->user_data >= l->flight_count || !l->flights[ret->user_data].flies) {
         l->dead = true;
@@ -107,6 +121,21 @@ static int next(struct locks *l, uint64_t deadline, struct lk_cqe *ret) {
     return 0;
 }
 
+/* The next completion within the connection's limit. The heartbeat is looked at only when time is
+ * over. */
+static int next_in_limit(struct locks *l, struct lk_cqe *ret) {
+    const uint64_t *heartbeat = &l->memory.completion->heartbeat_ns;
+    uint64_t before, now = lk_load_relaxed64(heartbeat);
+    int r;
+    do {
+        uint64_t deadline = 0;
+        before = now;
+        r = next(l, l->limit_ns, &deadline, ret);
+        now = lk_load_relaxed64(heartbeat);
+    } while (r == -ETIMEDOUT && now != before);
+    return r;
+}
+
 /* Out of the ring, into its flight, to be handed out later. */
 static void keep(struct locks *l, const struct lk_cqe *cqe) {
     uint32_t flight = (uint32_t)cqe->user_data;
@@ -115,11 +144,20 @@ static void keep(struct locks *l, const struct lk_cqe *cqe) {
     advance(l);
 }
 
-int lk_client_land(struct locks *locks) {
+static uint64_t limit_ms(const struct locks *l) {
+    return l->limit_ns / NS_A_MS;
+}
+
+int lk_client_land(struct locks *locks, uint16_t op) {
     struct lk_cqe cqe;
-    int r = next(locks, FOREVER, &cqe);
+    int r = next_in_limit(locks, &cqe);
     if (!r)
         keep(locks, &cqe);
+    if (r == -ETIMEDOUT)
+        lk_client_fail(locks, r,
+                       "%s: not submitted: the ring is full, and nothing was heard of the daemon "
+                       "for %" PRIu64 " ms (locks_options.limit_ms)",
+                       lk_client_op_name(op), limit_ms(locks));
     return r;
 }
 
@@ -135,21 +173,73 @@ static int status(struct locks *l, const struct lk_cqe *cqe) {
     return r;
 }
 
+/* The end of a blocking call. */
+static int finish(struct locks *l, uint32_t flight, const struct lk_cqe *cqe, uint64_t *ret_value) {
+    int r = cqe->status ? status(l, cqe) : 0;
+    if (!r && ret_value)
+        *ret_value = cqe->value;
+    l->free_flights[l->free_count++] = flight;
+    return r;
+}
+
 int lk_client_complete(struct locks *locks, uint32_t flight, uint64_t *ret_value) {
     struct lk_cqe cqe;
     int r;
-    while (!(r = next(locks, FOREVER, &cqe)) && cqe.user_data != flight)
+    while (!(r = next_in_limit(locks, &cqe)) && cqe.user_data != flight)
         keep(locks, &cqe);
+    if (r == -ETIMEDOUT) {
+        locks->late = flight;
+        return lk_client_fail(locks, r,
+                              "%s: no answer: nothing was heard of the daemon for %" PRIu64
+                              " ms (locks_options.limit_ms), it is stopped or hangs; locks_late() "
+                              "waits on",
+                              lk_client_op_name(locks->flights[flight].op), limit_ms(locks));
+    }
     if (r)
         return r;
-    if (cqe.status)
-        r = status(locks, &cqe);
-    else if (ret_value)
-        *ret_value = cqe.value;
-    locks->free_flights[locks->free_count++] = flight;
+    r = finish(locks, flight, &cqe, ret_value);
     advance(locks);
     return r;
 }
+
+/* ---- the late one ---- */
+
+/* Puts it aside until locks_late() -> whether it was the late one's. */
+static bool put_aside(struct locks *l, const struct lk_cqe *cqe) {
+    if (cqe->user_data != l->late)
+        return false;
+    l->flights[l->late].cqe = *cqe;
+    advance(l);
+    return true;
+}
+
+static bool is_flying(const struct locks *l, uint32_t flight) {
+    return flight != LK_CLIENT_NONE && l->flights[flight].flies;
+}
+
+int locks_late(struct locks *locks, int timeout_ms, locks_handle *ret) {
+    uint64_t deadline = 0, span = timeout_ms < 0 ? FOREVER : (uint64_t)timeout_ms * NS_A_MS;
+    uint32_t flight = locks->late;
+    struct lk_cqe cqe;
+    if (flight == LK_CLIENT_NONE)
+        return lk_client_fail(locks, -EINVAL, "no call is late: there is nothing to wait for");
+    while (is_flying(locks, flight)) {
+        int r = next(locks, span, &deadline, &cqe);
+        if (r == -ETIMEDOUT)
+            return lk_client_fail(locks, r, "%s: late, and still not answered after %d ms more",
+                                  lk_client_op_name(locks->flights[flight].op), timeout_ms);
+        if (r)
+            return r;
+        if (!put_aside(locks, &cqe))
+            keep(locks, &cqe);
+    }
+    locks_free(locks, locks->late_list);
+    locks->late_list = NULL;
+    locks->late = LK_CLIENT_NONE;
+    return finish(locks, flight, &locks->flights[flight].cqe, ret);
+}
+
+/* ---- completions of submissions ---- */
 
 static void hand_out(struct locks *l, uint32_t flight, const struct lk_cqe *cqe,
                      struct locks_completion *ret) {
@@ -173,9 +263,12 @@ static bool hand_out_kept(struct locks *l, struct locks_completion *ret) {
     return true;
 }
 
-static int wait_until(struct locks *l, uint64_t deadline, struct locks_completion *ret) {
+static int wait_for_one(struct locks *l, uint64_t span_ns, struct locks_completion *ret) {
     struct lk_cqe cqe;
-    int r = next(l, deadline, &cqe);
+    uint64_t deadline = 0;
+    int r;
+    while (!(r = next(l, span_ns, &deadline, &cqe)) && put_aside(l, &cqe)) {
+    }
     if (r)
         return r;
     hand_out(l, (uint32_t)cqe.user_data, &cqe, ret);
@@ -186,10 +279,14 @@ static int wait_until(struct locks *l, uint64_t deadline, struct locks_completio
 int locks_wait(struct locks *locks, int timeout_ms, struct locks_completion *ret) {
     if (hand_out_kept(locks, ret))
         return 0;
-    if (!lk_ring_client_in_flight(&locks->ring))
-        return lk_client_fail(locks, -EINVAL, "nothing is in flight: there is nothing to wait for");
-    return wait_until(locks, timeout_ms < 0 ? FOREVER : now_ns() + (uint64_t)timeout_ms * NS_A_MS,
-                      ret);
+    bool late = is_flying(locks, locks->late);
+    if (lk_ring_client_in_flight(&locks->ring) == late)
+        return lk_client_fail(locks, -EINVAL,
+                              "nothing is in flight%s: there is nothing to wait for",
+                              late ? " but a call that is late" : "");
+    int r = wait_for_one(locks, timeout_ms < 0 ? FOREVER : (uint64_t)timeout_ms * NS_A_MS, ret);
+    return r == -ETIMEDOUT ? lk_client_fail(locks, r, "no completion came within %d ms", timeout_ms)
+                           : r;
 }
 
 int locks_try(struct locks *locks, struct locks_completion *ret) {
@@ -197,8 +294,9 @@ int locks_try(struct locks *locks, struct locks_completion *ret) {
         return 0;
     if (locks->armed)
         wake_up(locks);
-    if (lk_ring_client_peek(&locks->ring))
-        return wait_until(locks, 0, ret);
+    int r = lk_ring_client_peek(&locks->ring) ? wait_for_one(locks, 0, ret) : -ETIMEDOUT;
+    if (r != -ETIMEDOUT) /* else there is none, or only that of a late call */
+        return r;
     return locks->dead ? lk_client_gone(locks)
                        : lk_client_fail(locks, -EAGAIN, "no completion is there yet");
 }

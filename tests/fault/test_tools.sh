@@ -137,6 +137,30 @@ if nm "$build/locksd" | grep -q __asan_init; then echo 'no limits of memory unde
 fi
 nothing_left 'what did not start'
 
+# ---- a daemon that hangs: waited for beside all that follows ----
+hung=$work/hung
+pool=(--set "daemon.device=$device")
+for key in layers=1 kv_heads=2 group=2 head_dim=64 memory=64M dtype=fp16; do pool+=(--set "pool a.$key"); done
+"$build/locksd" --config /dev/null --foreground --socket "$hung" "${pool[@]}" >"$work/hung.log" 2>&1 &
+hung_daemon=$!
+for _ in $(seq 200); do grep -q '^ready' "$work/hung.log" && break; sleep 0.05; done
+cp "$work/long" "$work/longer" # the other is cut below
+"$replay" --trace "$work/longer" --socket "$hung" --budget 512 >"$work/hung.decoding" 2>&1 &
+decoding=$!
+for _ in $(seq 400); do grep -q 'appending the prompt: done' "$work/hung.decoding" && break; sleep 0.02; done
+kill -STOP "$hung_daemon"
+timeout 60 "$replay" --trace "$work/good" --socket "$hung" >"$work/hung.replay" 2>&1 &
+hung_replay=$!
+timeout 60 "$build/locksctl" --socket "$hung" status >"$work/hung.ctl" 2>&1 &
+hung_ctl=$!
+hung_ended() { # hung_ended EXIT PID FILE WORD
+    wait "$2"
+    local got=$?
+    if [ "$got" != "$1" ] || ! grep -qF -- "$4" "$work/$3"; then
+        fail "beside a daemon that hangs: exit $got, not $1: $(tail -n 2 "$work/$3")"
+    fi
+}
+
 # ---- signals ----
 start_long() { # a replay that lasts some seconds, and decodes
     env --default-signal=INT,QUIT "$replay" --device "$device" --trace "$work/long" --budget 512 >"$work/said" 2>&1 &
@@ -269,6 +293,16 @@ printf -v deep '%0100000d' 0
 for text in '' '1' "${deep//0/[}" $'{"\033[2J":\033}' $'{"a":"\xff\xfe"}' '{"pid":99999999999999999999}' '{"a":1e999}'; do
     answers 76 "$text"
 done
+
+# ---- the daemon that hangs: what became of its clients ----
+hung_ended 70 "$decoding" hung.decoding 'decode: no answer: nothing was heard of the daemon for 30000 ms'
+hung_ended 69 "$hung_replay" hung.replay 'the daemon did not answer the greeting within 30000 ms'
+hung_ended 69 "$hung_ctl" hung.ctl 'the daemon did not answer the question within 30000 ms'
+kill -CONT "$hung_daemon"
+for _ in $(seq 100); do "$build/locksctl" --socket "$hung" status --json >"$work/said"; grep -q '"clients": 0,' "$work/said" && break; sleep 0.05; done
+grep -q '"clients": 0,' "$work/said" || fail "clients of the daemon that hung are left: $(cat "$work/said")"
+kill "$hung_daemon"
+wait "$hung_daemon" || fail "the daemon that hung: exit $?"
 
 # ---- the daemon itself ----
 refuses() { local code=$1 word=$2; shift 2; ends "$code" "$word" "${serve[@]}" "$@"; }

@@ -10,12 +10,14 @@
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -39,6 +41,7 @@ enum manner {
     DIE,       /* hang up at the first submission */
     TWICE,     /* complete each submission a second time, at once */
     MISSAY,    /* each with an error that is none */
+    HOLD,      /* take, and answer when it is another manner's turn */
 };
 
 struct fake {
@@ -56,10 +59,15 @@ struct fake {
     int32_t error;       /* of refusals */
     const char *reason;
     atomic_bool stop;
-    bool served; /* the ring is up */
+    bool served;         /* the ring is up */
+    _Atomic bool mute;   /* on the socket, and at the door */
+    _Atomic bool beats;  /* its heart does */
+    _Atomic int held_ms; /* HOLD turns into ANSWER so long after the first */
+    _Atomic int asked;   /* questions on the socket */
+    bool has_arena;      /* the device's: there is one for a connection */
     struct lk_channel_memory memory;
     struct lk_ring_daemon ring;
-    struct lk_sqe held[64]; /* BACKWARDS */
+    struct lk_sqe held[64]; /* BACKWARDS, HOLD */
     uint32_t held_count;
     pthread_mutex_t lock; /* of the two below: what was taken last */
     uint8_t last_desc[LK_DESCRIPTOR_BYTES_MAX];
@@ -68,6 +76,7 @@ struct fake {
 
 static struct fake fake;
 static struct locks *l;
+static uint32_t limit_ms; /* of the next connections; 0: the default */
 static struct locks_pool pool;
 static const struct lk_pool_shape shape = {
     .layers = 2, .kv_heads = 2, .group = 2, .head_dim = 64, .page_tokens = 16, .element_bytes = 2};
@@ -103,6 +112,7 @@ static void answer_hello(struct fake *f, const struct lk_hello *hello) {
     lk_ring_daemon_init(&f->ring, f->memory.submission, f->memory.completion, s->sq_entries,
                         s->cq_entries, s->submission_bytes);
     f->served = true;
+    f->has_arena = false;
 }
 
 static void answer_pool(struct fake *f, const struct lk_msg_pool_get *get) {
@@ -146,6 +156,13 @@ static void answer_device_arena(struct fake *f, const struct lk_msg_device_arena
                                          .fences = f->fences,
                                          .fence_stride = LK_DEVICE_FENCE_STRIDE,
                                          .uuid = "sixteen bytes, 0"};
+    struct lk_refused no = {.error = -EBUSY, .reason = "the connection has a device arena"};
+    lk_wire_head(&no.head, LK_MSG_REFUSED, sizeof(no));
+    if (f->has_arena) {
+        lk_wire_send(f->socket, &no.head, NULL, 0);
+        return;
+    }
+    f->has_arena = true;
     int fd = text_file("memory of a GPU");
     lk_wire_head(&m.head, LK_MSG_DEVICE_ARENA_MADE, sizeof(m));
     lk_wire_send(f->socket, &m.head, &fd, 1);
@@ -175,6 +192,7 @@ static void serve_socket(struct fake *f) {
         uint8_t bytes[LK_WIRE_BYTES_MAX];
     } m;
     char why[LK_REASON_BYTES];
+    f->asked++;
     if (lk_wire_receive(f->socket, &m.head, sizeof(m), NULL, 0, why, sizeof(why))) {
         close(f->socket);
         f->socket = -1;
@@ -229,6 +247,8 @@ static void take_entry(struct fake *f) {
         close(f->socket);
         f->socket = -1;
         f->served = false;
+    } else if (f->manner == HOLD) {
+        f->held[f->held_count++] = sqe;
     } else if (f->manner == BACKWARDS) {
         f->held[f->held_count++] = sqe;
         for (uint32_t i = f->held_count; f->held_count == 4 && i > 0; i--)
@@ -250,12 +270,23 @@ static uint16_t last_taken(void *desc, size_t bytes) {
     return op;
 }
 
+static void release_held(struct fake *f) {
+    if (f->manner == HOLD && f->held_ms && f->held_count && (f->held_ms -= 10) <= 0)
+        f->manner = ANSWER;
+    for (uint32_t i = 0; f->manner == ANSWER && i < f->held_count; i++)
+        answer_entry(f, &f->held[i]);
+    f->held_count = f->manner == ANSWER ? 0 : f->held_count;
+    if (f->beats)
+        f->memory.completion->heartbeat_ns++;
+}
+
 static void *fake_main(void *arg) {
     struct fake *f = arg;
     uint32_t count;
     while (!f->stop) {
-        struct pollfd fds[3] = {{.fd = f->listener, .events = POLLIN},
-                                {.fd = f->socket, .events = POLLIN},
+        bool mute = f->mute;
+        struct pollfd fds[3] = {{.fd = mute ? -1 : f->listener, .events = POLLIN},
+                                {.fd = mute ? -1 : f->socket, .events = POLLIN},
                                 {.fd = f->served ? f->memory.bell : -1, .events = POLLIN}};
         bool ready = f->served && f->manner != DEAF && lk_ring_daemon_arm(&f->ring);
         poll(fds, 3, ready ? 0 : 10);
@@ -266,6 +297,7 @@ static void *fake_main(void *arg) {
         if (!f->served || f->manner == DEAF)
             continue;
         lk_ring_daemon_disarm(&f->ring);
+        release_held(f);
         if (fds[2].revents)
             lk_bell_drain(f->memory.bell);
         while (f->served && lk_ring_daemon_peek(&f->ring, &count) == 0 && count)
@@ -277,6 +309,7 @@ static void *fake_main(void *arg) {
 static void start(void) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     memset(&fake, 0, sizeof(fake));
+    limit_ms = 0;
     fake.socket = -1;
     fake.major = LK_ABI_MAJOR;
     fake.minor = LK_ABI_MINOR;
@@ -315,7 +348,8 @@ static void open_as(enum manner manner, uint32_t spin_us) {
                               .socket = fake.path,
                               .sq_entries = ENTRIES,
                               .arena_bytes = 1 << 20,
-                              .spin_us = spin_us};
+                              .spin_us = spin_us,
+                              .limit_ms = limit_ms};
     fake.manner = manner;
     int r = locks_connect(&o, &l);
     ck_assert_msg(r == 0, "%s", locks_error(NULL));
@@ -867,6 +901,214 @@ START_TEST(time_runs_out) {
 }
 END_TEST
 
+/* ---- a daemon that stays and says nothing ---- */
+
+START_TEST(a_call_that_is_late) {
+    struct locks_completion done;
+    struct locks_step step = {0};
+    locks_handle handle = 5;
+    limit_ms = 60;
+    open_as(HOLD, _i ? 1 : 200000);
+    ck_assert_int_eq(locks_late(l, 0, &handle), -EINVAL);
+    expect_error("no call is late");
+    ck_assert_int_eq(locks_sequence_create(l, 0, &handle), -ETIMEDOUT);
+    expect_error("sequence create: no answer: nothing was heard of the daemon for 60 ms "
+                 "(locks_options.limit_ms), it is stopped or hangs; locks_late() waits on");
+    ck_assert_int_eq(locks_wait(l, -1, &done), -EINVAL); /* it is nobody else's */
+    expect_error("nothing is in flight but a call that is late");
+    ck_assert_int_eq(locks_decode(l, &step, NULL, 0), -EBUSY);
+    expect_error("decode: the sequence create before is late");
+    ck_assert_int_eq(locks_submit_barrier(l, 44), 0);
+    ck_assert_int_eq(locks_wait(l, 20, &done), -ETIMEDOUT);
+    expect_error("no completion came within 20 ms");
+    ck_assert_int_eq(locks_late(l, 20, &handle), -ETIMEDOUT);
+    expect_error("sequence create: late, and still not answered after 20 ms more");
+    ck_assert_uint_eq(handle, 5);
+    fake.manner = ANSWER;
+    ck_assert_int_eq(locks_wait(l, -1, &done), 0);
+    ck_assert_uint_eq(done.user_data, 44);
+    ck_assert_uint_eq(done.op, LK_OP_BARRIER);
+    ck_assert_int_eq(locks_wait(l, -1, &done), -EINVAL);
+    ck_assert_int_eq(locks_decode(l, &step, NULL, 0), -EBUSY); /* here, and not yet asked for */
+    ck_assert_int_eq(locks_late(l, 0, &handle), 0);
+    ck_assert_uint_eq(handle, HANDLE);
+    ck_assert_int_eq(locks_late(l, 0, NULL), -EINVAL);
+    ck_assert_int_eq(locks_decode(l, &step, NULL, 0), 0);
+}
+END_TEST
+
+/* Other completions that come while it is waited for are kept, and an event loop is not misled. */
+START_TEST(beside_a_late_call) {
+    struct locks_completion done;
+    struct locks_step step = {0};
+    int r;
+    limit_ms = 30;
+    open_as(HOLD, 0);
+    struct pollfd fd = {.fd = locks_fd(l), .events = POLLIN};
+    for (uint64_t round = 0; round < 20; round++) {
+        ck_assert_int_eq(locks_submit_barrier(l, 1), 0);
+        ck_assert_int_eq(locks_decode(l, &step, NULL, 0), -ETIMEDOUT);
+        ck_assert_int_eq(locks_submit_barrier(l, 2), 0);
+        fake.manner = ANSWER;
+        if (round % 2)
+            ck_assert_int_eq(locks_late(l, -1, NULL), 0);
+        for (uint64_t n = 1; n <= 2; n++) {
+            while ((r = locks_try(l, &done)) == -EAGAIN)
+                if (!locks_arm(l))
+                    ck_assert_int_eq(poll(&fd, 1, 5000), 1);
+            ck_assert_int_eq(r, 0);
+            ck_assert_uint_eq(done.user_data, n);
+        }
+        if (round % 2 == 0)
+            ck_assert_int_eq(locks_late(l, -1, NULL), 0);
+        ck_assert_int_eq(locks_try(l, &done), -EAGAIN);
+        fake.manner = HOLD;
+    }
+}
+END_TEST
+
+START_TEST(a_late_end) {
+    struct locks_step step = {0};
+    struct locks_completion done;
+    limit_ms = 30;
+    open_as(HOLD, 0);
+    struct locks_row row = good_row();
+    ck_assert_int_eq(locks_decode(l, &step, &row, 1), -ETIMEDOUT);
+    ck_assert_int_eq(locks_submit_barrier(l, 3), 0);
+    usleep(30000); /* it has been taken */
+    fake.manner = DIE;
+    ck_assert_int_eq(locks_submit_barrier(l, 4), 0);
+    ck_assert_int_eq(locks_late(l, -1, NULL), -ECONNRESET);
+    ck_assert_int_eq(locks_wait(l, -1, &done), -ECONNRESET);
+}
+END_TEST
+
+/* The daemon reads the list when it runs: it may not be anybody else's memory before. */
+START_TEST(the_list_of_a_late_call) {
+    uint32_t pairs[3][2] = {{1, 2}, {3, 4}, {5, 6}};
+    struct lk_object_desc d;
+    limit_ms = 30;
+    open_as(HOLD, 0);
+    ck_assert_int_eq(locks_copy_pages(l, HANDLE, pairs, 3), -ETIMEDOUT);
+    last_taken(&d, sizeof(d));
+    uint8_t *other = locks_alloc(l, 64);
+    ck_assert_ptr_nonnull(other);
+    memset(other, 0xff, 64);
+    ck_assert_int_eq(memcmp(fake.memory.arena + d.list, pairs, sizeof(pairs)), 0);
+    fake.manner = ANSWER;
+    ck_assert_int_eq(locks_late(l, -1, NULL), 0);
+    locks_free(l, other);
+    ck_assert_ptr_nonnull(locks_alloc(l, 1 << 20)); /* all was given back */
+}
+END_TEST
+
+START_TEST(no_room_within_the_limit) {
+    struct locks_completion done;
+    struct locks_step step = {0};
+    limit_ms = 30;
+    open_as(DEAF, 0);
+    for (uint64_t n = 0; n < ENTRIES; n++)
+        ck_assert_int_eq(locks_submit_barrier(l, n), 0);
+    ck_assert_int_eq(locks_decode(l, &step, NULL, 0), -ETIMEDOUT);
+    expect_error("decode: not submitted: the ring is full, and nothing was heard of the daemon "
+                 "for 30 ms");
+    ck_assert_int_eq(locks_late(l, 0, NULL), -EINVAL);
+    fake.manner = ANSWER;
+    ck_assert_int_eq(locks_decode(l, &step, NULL, 0), 0);
+    for (uint64_t n = 0; n < ENTRIES; n++) {
+        ck_assert_int_eq(locks_wait(l, 5000, &done), 0);
+        ck_assert_uint_eq(done.user_data, n);
+    }
+}
+END_TEST
+
+/* One that works for longer than the limit is not given up; one whose heart stops is. */
+START_TEST(a_daemon_at_work_is_waited_for) {
+    struct locks_step step = {0};
+    limit_ms = 100;
+    fake.beats = true;
+    fake.held_ms = 500;
+    open_as(HOLD, 0);
+    ck_assert_int_eq(locks_decode(l, &step, NULL, 0), 0);
+    fake.beats = false;
+    fake.held_ms = 0;
+    fake.manner = HOLD;
+    ck_assert_int_eq(locks_decode(l, &step, NULL, 0), -ETIMEDOUT);
+    locks_close(l);
+    l = NULL;
+    limit_ms = LOCKS_FOREVER;
+    fake.held_ms = 300;
+    open_as(HOLD, 0);
+    ck_assert_int_eq(locks_decode(l, &step, NULL, 0), 0);
+}
+END_TEST
+
+static void go_mute(void) {
+    fake.mute = true;
+    usleep(50000); /* no longer in its poll() */
+}
+
+START_TEST(a_late_answer_is_no_other_ones) {
+    struct locks_device_arena arena;
+    limit_ms = 50;
+    open_as(ANSWER, 0);
+    go_mute();
+    ck_assert_int_eq(locks_pool(l, "only", &pool), -ETIMEDOUT);
+    expect_error("the daemon did not answer the question for a pool within 50 ms");
+    ck_assert_int_eq(locks_pool(l, "other", &pool), -ETIMEDOUT);
+    fake.mute = false;
+    ck_assert_int_eq(locks_pool(l, "other", &pool), -ESRCH);
+    go_mute();
+    int asked = fake.asked;
+    ck_assert_int_eq(locks_pool(l, "only", &pool), -ETIMEDOUT);
+    ck_assert_int_eq(locks_pool(l, "only", &pool), -ETIMEDOUT);
+    fake.mute = false;
+    ck_assert_int_eq(locks_pool(l, "only", &pool), 0);
+    ck_assert_int_eq(fake.asked, asked + 1); /* it was not asked twice */
+    go_mute();
+    ck_assert_int_eq(locks_device_arena(l, 1 << 20, &arena), -ETIMEDOUT);
+    fake.mute = false;
+    ck_assert_int_eq(locks_pool(l, "only", &pool), 0);
+    ck_assert_int_eq(locks_device_arena(l, 1 << 20, &arena), 0);
+    ck_assert_uint_eq(arena.bytes, 2 << 20);
+    close(arena.fd);
+    ck_assert_int_eq(locks_device_arena(l, 1 << 20, &arena), -EBUSY);
+}
+END_TEST
+
+START_TEST(nobody_at_the_door) {
+    struct locks_options o = {.size = sizeof(o), .socket = fake.path, .limit_ms = 30};
+    int r = 0;
+    go_mute();
+    ck_assert_int_eq(locks_connect(&o, &l), -ETIMEDOUT);
+    expect_error("the daemon did not answer the greeting within 30 ms");
+    for (int i = 0; i < 20 && !strstr(locks_error(NULL), "took none of them"); i++)
+        r = locks_connect(&o, &l);
+    ck_assert_int_eq(r, -ETIMEDOUT);
+    expect_error("the daemon took none of them for 30 ms");
+}
+END_TEST
+
+static void tick(int signal) {
+    (void)signal;
+}
+
+/* A handler that runs again and again (a profiler's) ends no wait, and prolongs none. */
+START_TEST(signals_do_not_prolong_the_limit) {
+    struct itimerval often = {{0, 5000}, {0, 5000}}, never = {{0, 0}, {0, 0}};
+    struct sigaction act = {.sa_handler = tick, .sa_flags = SA_RESTART};
+    struct locks_step step = {0};
+    limit_ms = 100;
+    open_as(HOLD, 0);
+    go_mute();
+    sigaction(SIGALRM, &act, NULL);
+    setitimer(ITIMER_REAL, &often, NULL);
+    ck_assert_int_eq(locks_pool(l, "only", &pool), -ETIMEDOUT);
+    ck_assert_int_eq(locks_decode(l, &step, NULL, 0), -ETIMEDOUT);
+    setitimer(ITIMER_REAL, &never, NULL);
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("liblocks");
     TCase *tc = tcase_create("all");
@@ -894,6 +1136,15 @@ int main(void) {
     tcase_add_test(tc, event_loops);
     tcase_add_loop_test(tc, a_dead_daemon_is_seen, 0, 2);
     tcase_add_test(tc, time_runs_out);
+    tcase_add_loop_test(tc, a_call_that_is_late, 0, 2);
+    tcase_add_test(tc, beside_a_late_call);
+    tcase_add_test(tc, a_late_end);
+    tcase_add_test(tc, the_list_of_a_late_call);
+    tcase_add_test(tc, no_room_within_the_limit);
+    tcase_add_test(tc, a_daemon_at_work_is_waited_for);
+    tcase_add_test(tc, a_late_answer_is_no_other_ones);
+    tcase_add_test(tc, nobody_at_the_door);
+    tcase_add_test(tc, signals_do_not_prolong_the_limit);
     suite_add_tcase(suite, tc);
     return run_suite(suite);
 }
