@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/sockios.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -16,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../shm_protocol/printable.h"
 #include "../shm_protocol/validate.h"
 #include "../shm_protocol/wire.h"
 #include "admin.h"
@@ -470,6 +472,25 @@ static void carry_out(struct lk_server *server, struct lk_peer *peer,
 
 /* ---- messages ---- */
 
+/* Whether the peer has closed its end: what it asked for before that, it waits for no more. A half
+ * that it shut down is no end. */
+static bool has_left(const struct lk_peer *peer) {
+    struct pollfd fd = {.fd = peer->fd};
+    return poll(&fd, 1, 0) > 0 && (fd.revents & (POLLHUP | POLLERR));
+}
+
+/* Nobody is told what came of it, so nothing is done: whoever gave up waiting for a daemon that was
+ * stopped finds it as it was. */
+static void drop(struct lk_server *server, struct lk_peer *peer, const union message *message) {
+    char words[96], verb[LK_NAME_BYTES] = "";
+    if (message->head.type == LK_MSG_ADMIN && message->head.bytes == sizeof(message->admin)) {
+        snprintf(verb, sizeof(verb), "%.*s", LK_NAME_BYTES - 1, message->admin.verb);
+        lk_log_peer(LK_LOG_INFO, "%s is not carried out: who asked is gone (%s)",
+                    lk_printable(verb, ""), peer_words(peer, words));
+    }
+    lk_peer_hang_up(server, peer);
+}
+
 static void dispatch(struct lk_server *server, struct lk_peer *peer, const union message *message) {
     const struct lk_message *head = &message->head;
     char why[LK_REASON_BYTES];
@@ -510,6 +531,8 @@ void lk_peer_serve(struct lk_server *server, struct lk_peer *peer) {
             refuse(server, peer, rc, why);
         else if (rc)
             lk_peer_hang_up(server, peer);
+        else if (has_left(peer))
+            drop(server, peer, &message);
         else
             dispatch(server, peer, &message);
     }

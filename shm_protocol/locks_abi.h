@@ -12,7 +12,8 @@
  * -> lk_msg_pool, LK_MSG_POOL_MAP -> lk_msg_pool_mapped with the pool's page memory as a read-only
  * descriptor, LK_MSG_DEVICE_ARENA -> lk_msg_device_arena_made (below), LK_MSG_ADMIN (a verb) ->
  * lk_msg_admin_reply with a read-only memfd that holds JSON text. An administrator's connection may
- * send LK_MSG_ADMIN without a hello.
+ * send LK_MSG_ADMIN without a hello. What a client asked for before it closed the connection is not
+ * done after that.
  *
  * VERSIONS. Majors must be equal. Each side states the lowest minor it can speak; the smaller of
  * the two minors is spoken if it is no lower than either minimum. Reserved fields are zero, and are

@@ -17,14 +17,15 @@
 static const struct verb {
     const char *name;
     ctl_print *print;
+    int changes; /* something */
     const char *what;
 } verbs[] = {
-    {"status", ctl_status, "the daemon at a glance"},
-    {"clients", ctl_clients, "who is connected, what each has asked and holds"},
-    {"pools", ctl_pools, "geometry, room in tokens and what is free"},
-    {"drain", ctl_drain, "take no new sequences and leases (root and the daemon's user)"},
-    {"resume", ctl_resume, "take them again"},
-    {"reload", ctl_reload, "read the configuration again; says what needs a restart"},
+    {"status", ctl_status, 0, "the daemon at a glance"},
+    {"clients", ctl_clients, 0, "who is connected, what each has asked and holds"},
+    {"pools", ctl_pools, 0, "geometry, room in tokens and what is free"},
+    {"drain", ctl_drain, 1, "take no new sequences and leases (root and the daemon's user)"},
+    {"resume", ctl_resume, 1, "take them again"},
+    {"reload", ctl_reload, 1, "read the configuration again; says what needs a restart"},
 };
 
 struct request {
@@ -97,8 +98,11 @@ static int failed(const struct request *request, int error, const char *why) {
                         "--socket PATH or "
                         "$LOCKSD_SOCKET\n");
         return EX_UNAVAILABLE;
-    case ECONNRESET:
     case ETIMEDOUT:
+        if (request->verb->changes)
+            fprintf(stderr, "locksctl: a daemon that goes on later will not carry it out\n");
+        return EX_UNAVAILABLE;
+    case ECONNRESET:
     case EAGAIN:
     case ESHUTDOWN:
         return EX_UNAVAILABLE;

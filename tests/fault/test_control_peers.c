@@ -651,6 +651,50 @@ START_TEST(an_unknown_verb_is_named) {
 END_TEST
 
 /* A name with control characters reaches neither terminals nor JSON as it is. */
+static bool is_draining(void) {
+    char *text, why[256];
+    int rc = locks_admin(rig.socket, "status", &text, why, sizeof(why));
+    ck_assert_msg(rc == 0, "status: %s", why);
+    bool draining = strstr(text, "\"draining\": true") != NULL;
+    free(text);
+    return draining;
+}
+
+/* Who gave up waiting for a daemon that was stopped is not obeyed when it goes on; who only has no
+ * more to say is. */
+START_TEST(a_verb_of_one_who_left_is_not_carried_out) {
+    struct lk_msg_admin ask = {.verb = "drain"};
+    struct lk_msg_admin_reply reply;
+    char why[256];
+    int status, left = rig_connect(&rig), fds[WELCOME_FDS], client = join(fds);
+    lk_wire_head(&ask.head, LK_MSG_ADMIN, sizeof(ask));
+    kill(rig.pid, SIGSTOP);
+    ck_assert_int_eq(waitpid(rig.pid, &status, WUNTRACED), rig.pid);
+    ck_assert_int_eq(lk_wire_send(left, &ask.head, NULL, 0), 0);
+    close(left);
+    ck_assert_int_eq(lk_wire_send(client, &ask.head, NULL, 0), 0);
+    close(client);
+    int late = rig_connect(&rig); /* accepted when it goes on */
+    ck_assert_int_eq(lk_wire_send(late, &ask.head, NULL, 0), 0);
+    close(late);
+    kill(rig.pid, SIGCONT);
+    ck_assert(rig_logs(&rig, "drain is not carried out: who asked is gone", 5));
+    ck_assert(!is_draining());
+    assert_serves();
+    ck_assert(!is_draining());
+    close_all(fds);
+    int waits = rig_connect(&rig), fd;
+    ck_assert_int_eq(lk_wire_send(waits, &ask.head, NULL, 0), 0);
+    ck_assert_int_eq(shutdown(waits, SHUT_WR), 0);
+    ck_assert_int_eq(lk_wire_receive(waits, &reply.head, sizeof(reply), &fd, 1, why, sizeof(why)),
+                     0);
+    ck_assert_int_eq(reply.error, 0);
+    close(fd);
+    close(waits);
+    ck_assert(is_draining());
+}
+END_TEST
+
 START_TEST(names_are_made_harmless) {
     char why[512], *text;
     struct locks_options options = {
@@ -725,6 +769,7 @@ int main(void) {
     tcase_add_test(peers, descriptors_left_unread_have_a_limit);
     tcase_add_test(peers, answers_about_pools);
     tcase_add_test(peers, an_unknown_verb_is_named);
+    tcase_add_test(peers, a_verb_of_one_who_left_is_not_carried_out);
     tcase_add_test(peers, names_are_made_harmless);
     if (geteuid() == 0) /* others cannot become strangers */
         tcase_add_test(others, strangers_need_the_group);
