@@ -153,6 +153,8 @@ timeout 60 "$replay" --trace "$work/good" --socket "$hung" >"$work/hung.replay" 
 hung_replay=$!
 timeout 60 "$build/locksctl" --socket "$hung" status >"$work/hung.ctl" 2>&1 &
 hung_ctl=$!
+timeout 60 "$build/locksctl" --socket "$hung" drain >"$work/hung.drain" 2>&1 &
+hung_drain=$!
 hung_ended() { # hung_ended EXIT PID FILE WORD
     wait "$2"
     local got=$?
@@ -163,6 +165,7 @@ hung_ended() { # hung_ended EXIT PID FILE WORD
 
 # ---- signals ----
 start_long() { # a replay that lasts some seconds, and decodes
+    : >"$work/said" # what the last one said is gone before this one is looked at
     env --default-signal=INT,QUIT "$replay" --device "$device" --trace "$work/long" --budget 512 >"$work/said" 2>&1 &
     tool=$!
     for _ in $(seq 400); do grep -q 'appending the prompt: done' "$work/said" && return; sleep 0.02; done
@@ -298,9 +301,11 @@ done
 hung_ended 70 "$decoding" hung.decoding 'decode: no answer: nothing was heard of the daemon for 30000 ms'
 hung_ended 69 "$hung_replay" hung.replay 'the daemon did not answer the greeting within 30000 ms'
 hung_ended 69 "$hung_ctl" hung.ctl 'the daemon did not answer the question within 30000 ms'
+hung_ended 69 "$hung_drain" hung.drain 'a daemon that goes on later will not carry it out'
 kill -CONT "$hung_daemon"
 for _ in $(seq 100); do "$build/locksctl" --socket "$hung" status --json >"$work/said"; grep -q '"clients": 0,' "$work/said" && break; sleep 0.05; done
 grep -q '"clients": 0,' "$work/said" || fail "clients of the daemon that hung are left: $(cat "$work/said")"
+grep -q '"draining": false' "$work/said" || fail "it drains, though nobody waits for it to: $(cat "$work/hung.log")"
 kill "$hung_daemon"
 wait "$hung_daemon" || fail "the daemon that hung: exit $?"
 
