@@ -191,6 +191,8 @@ int locks_lease_close(struct locks *locks, locks_handle lease);
 /* Replaces the set; refused, it stays as it was. */
 int locks_tables(struct locks *locks, locks_handle lease, uint32_t set,
                  const struct locks_table *tables, uint32_t count);
+/* All of its rows, or none: refused for any of them, nothing is written (unless its slots were
+ * changed while it was in flight). The same holds of every other submission. */
 int locks_write(struct locks *locks, const struct locks_step *step, const struct locks_row *rows,
                 uint32_t count);
 int locks_attend_table(struct locks *locks, const struct locks_step *step,

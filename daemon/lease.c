@@ -30,22 +30,29 @@ static uint64_t physical(const struct lk_lease *lease, uint64_t page) {
 
 /* ---- life ---- */
 
-static size_t entries_bytes(const struct lk_lease *lease) {
-    return (size_t)LK_LEASE_PLACES * LK_ROWS_MAX * lease->pages * sizeof(uint32_t);
+static size_t trial_bytes(const struct lk_lease *lease) {
+    return (size_t)lease->pool->view.geometry.layers * lease->pages * sizeof(uint64_t);
 }
 
-static int map_entries(struct lk_lease *lease) {
-    void *at = mmap(NULL, entries_bytes(lease), PROT_READ | PROT_WRITE,
+static size_t mapped_bytes(const struct lk_lease *lease) {
+    return trial_bytes(lease) +
+           (size_t)LK_LEASE_PLACES * LK_ROWS_MAX * lease->pages * sizeof(uint32_t);
+}
+
+static int map_lazily(struct lk_lease *lease) {
+    void *at = mmap(NULL, mapped_bytes(lease), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED)
         return -ENOMEM;
-    lease->entries = at;
+    lease->trial = at;
+    lease->entries = (uint32_t *)((uint8_t *)at + trial_bytes(lease));
     return 0;
 }
 
 void lk_lease_unmap(struct lk_lease *lease) {
-    if (lease->entries)
-        munmap(lease->entries, entries_bytes(lease));
+    if (lease->trial)
+        munmap(lease->trial, mapped_bytes(lease));
+    lease->trial = NULL;
     lease->entries = NULL;
 }
 
@@ -69,7 +76,7 @@ static void take_quads(struct lk_lease *lease, uint32_t quads) {
 int lk_lease_open(struct lk_lease *lease, struct lk_channel *channel, uint64_t pages) {
     uint32_t quads = (uint32_t)((pages + LK_QUAD_PAGES - 1) / LK_QUAD_PAGES);
     lease->pages = pages;
-    int rc = map_entries(lease);
+    int rc = map_lazily(lease);
     if (rc)
         return rc;
     take_quads(lease, quads);
@@ -239,6 +246,29 @@ bool lk_lease_has_supers(const struct lk_lease *lease, const struct lk_row_desc 
 }
 
 /* ---- writes ---- */
+
+enum lk_reason lk_lease_write_invalid(struct lk_lease *lease, uint64_t serial, uint32_t layer,
+                                      const int64_t *client, uint32_t tokens,
+                                      struct lk_refusal *ret) {
+    const struct lk_pool *pool = lease->pool;
+    uint32_t page_tokens = pool->view.geometry.page_tokens;
+    uint64_t slots = lease->pages * page_tokens, *trial = lease->trial + layer * lease->pages;
+    for (uint32_t i = 0; i < tokens; i++) {
+        int64_t slot = __atomic_load_n(&client[i], __ATOMIC_RELAXED);
+        if (slot < 0)
+            continue;
+        if ((uint64_t)slot >= slots)
+            return found(ret, LK_REASON_SLOT, (uint64_t)slot, slots);
+        uint64_t page = (uint64_t)slot / page_tokens, offset = (uint64_t)slot % page_tokens;
+        uint64_t mark = trial[page] >> 8 == serial
+                            ? trial[page] & 0xff
+                            : pool->marks[lk_pool_page_at(pool, layer, physical(lease, page))];
+        if (offset > mark)
+            return found(ret, LK_REASON_SLOT_GAP, offset, mark);
+        trial[page] = serial << 8 | (offset + 1);
+    }
+    return LK_REASON_NONE;
+}
 
 static enum lk_reason read_slots(const struct lk_lease *lease, const int64_t *client,
                                  uint32_t tokens, uint64_t *ret_slots, struct lk_refusal *ret) {

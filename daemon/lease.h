@@ -60,6 +60,8 @@ struct lk_lease {
     uint64_t unfenced_serial; /* batch of the unfenced */
     uint64_t *written;        /* by layer: batch that writes there, last */
     uint32_t *entries; /* [LK_LEASE_PLACES][LK_ROWS_MAX][pages] physical pages, mapped lazily */
+    uint64_t *trial;   /* [layers][pages] by id: mark as a submission would leave it, and its serial
+                          above it; mapped lazily */
     struct lk_lease_set set[LK_LEASE_PLACES]; /* by place */
     uint32_t place[LK_LEASE_PLACES];          /* of each set; the last: the spare one */
 };
@@ -70,7 +72,8 @@ static inline uint64_t lk_lease_handle(const struct lk_lease *lease) {
 
 /* Makes a free slot a lease of the channel with `pages` empty pages; quads were promised. The only
  * memory taken after start is here: address space for the sets, which fills as tables are sent, at
- * most 9 KiB a page of the lease. -> 0, -ENOMEM. */
+ * most 9 KiB a page of the lease, and for trials of writes, 8 bytes a page and layer. -> 0,
+ * -ENOMEM. */
 int lk_lease_open(struct lk_lease *lease, struct lk_channel *channel, uint64_t pages);
 /* Gives all back. Nothing in flight. */
 void lk_lease_close(struct lk_lease *lease);
@@ -110,6 +113,11 @@ struct lk_lease_undo {
     uint64_t at;
     uint8_t mark;
 };
+/* Would the write be refused, behind those that submission `serial` has tried before it? Changes
+ * nothing. */
+enum lk_reason lk_lease_write_invalid(struct lk_lease *lease, uint64_t serial, uint32_t layer,
+                                      const int64_t *client, uint32_t tokens,
+                                      struct lk_refusal *ret);
 /* Reads `tokens` slots at client once; ret_slots gets physical ones. Refused: nothing has changed.
  * Else planned marks are as after the write, the ledger's are lowered. undo: room for tokens. */
 enum lk_reason lk_lease_write(struct lk_lease *lease, uint32_t layer, const int64_t *client,

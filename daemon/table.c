@@ -3,10 +3,10 @@
  * table.c - what is done with leases: TABLES, WRITE, ATTEND_TABLE, COPY_PAGES, INVALIDATE. See
  * state.h.
  *
- * ATTEND_TABLE and lists are checked as a whole before any part is placed. A WRITE is checked row
- * by row, since its slots are too many to hold at once: a refused row leaves the rows before it
- * written, `rows` of the completion says how many. Writing the same tokens again is harmless.
- * A refused TABLES leaves its set as it was.
+ * All are checked as a whole before any part is placed: refused, they have changed nothing. Slots
+ * of a WRITE are too many to hold at once. They are read for the check, and once more, and checked
+ * once more, when their row is placed: a client that changes them between may have rows written and
+ * a later one refused; `rows` of the completion says how many.
  */
 #include "state.h"
 
@@ -167,10 +167,41 @@ static bool place_write(struct lk_intake *intake, struct lk_work *work, struct l
     return true;
 }
 
+static enum lk_reason write_unfit(struct lk_intake *intake, const struct lk_submission *s,
+                                  uint32_t index, struct lk_refusal *ret) {
+    const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + index;
+    const int64_t *slots = (const int64_t *)(s->channel->open.arena + desc->slots);
+    struct lk_lease *lease;
+    enum lk_reason reason =
+        lk_find_lease(intake, s->channel, desc->handle, s->desc->step.pool, &lease, ret);
+    return reason ? reason
+                  : lk_lease_write_invalid(lease, s->serial, desc->layer, slots, desc->tokens, ret);
+}
+
+/* As check_attend(). A lone row is checked when it is placed. */
+static enum lk_run check_write(struct lk_intake *intake, struct lk_submission *s) {
+    struct lk_refusal refusal;
+    uint32_t rows = s->desc->step.rows;
+    if (s->checked == 0)
+        s->serial = ++intake->submission_serial;
+    for (; rows > 1 && s->checked < rows; s->checked++) {
+        if (!lk_chore(intake, lk_step_rows(&s->desc->step)[s->checked].tokens))
+            return LK_RUN_WAIT;
+        if (write_unfit(intake, s, s->checked, &refusal)) {
+            refusal.row = s->checked;
+            return lk_refuse(intake, s, &refusal);
+        }
+    }
+    s->started = true;
+    return LK_RUN_TURN;
+}
+
 enum lk_run lk_run_write(struct lk_intake *intake, struct lk_submission *s) {
     uint32_t rows = s->desc->step.rows;
     struct lk_refusal refusal = {0};
-    s->started = true;
+    enum lk_run run = s->started ? LK_RUN_TURN : check_write(intake, s);
+    if (run != LK_RUN_TURN)
+        return run;
     if (rows == 0)
         return lk_answer(intake, s, 0);
     struct lk_work *work = lk_filling(intake);

@@ -41,7 +41,8 @@
  *
  * SUBMISSIONS. lk_sqe names an operation and its descriptor. Submissions of one channel that touch
  * the same pages run in order; others may overlap. Completions may come in another order than
- * submissions.
+ * submissions. A refused submission has changed nothing, unless its client changed what it names
+ * while it was in flight: then `rows` says how many of its rows were done.
  *
  * THE DEVICE ARENA (minor 1). A client on the daemon's GPU may ask, once, for memory of that GPU
  * beside its arena: the answer carries one descriptor, a shareable handle of CUDA's virtual memory
