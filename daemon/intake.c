@@ -173,10 +173,9 @@ static int open_buffers(struct lk_intake *intake, char *why, size_t why_bytes) {
         rc = lk_work_alloc(&intake->work[i]);
     for (uint32_t i = 0; i < LK_CHANNELS_MAX && !rc; i++)
         rc = lk_channel_alloc(&intake->channel[i]);
-    intake->list = calloc(2 * LK_LIST_MAX, sizeof(*intake->list));
     intake->undo = calloc(LK_ROW_TOKENS_MAX, sizeof(*intake->undo));
     intake->signals = calloc(LK_SIGNALS_MAX, sizeof(*intake->signals));
-    if (!rc && (!intake->list || !intake->undo || !intake->signals))
+    if (!rc && (!intake->undo || !intake->signals))
         rc = -ENOMEM;
     if (rc) {
         snprintf(why, why_bytes,
@@ -237,7 +236,6 @@ void lk_intake_close(struct lk_intake *intake) {
     free(intake->layer);
     free(intake->lease);
     free(intake->written);
-    free(intake->list);
     free(intake->undo);
     free(intake->signals);
     if (intake->command >= 0)
@@ -466,8 +464,6 @@ static void remove_channel_call(struct lk_intake *intake, void *argument) {
         channel->published = false;
         lk_unwatch_bell(intake, channel);
         lk_fence_forget(intake, channel);
-        if (intake->list_owner && intake->list_owner->channel == channel)
-            intake->list_owner = NULL;
         lk_channel_drop_queue(channel);
     }
 }

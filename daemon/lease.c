@@ -384,32 +384,40 @@ void lk_lease_written(struct lk_pool *pool, const struct lk_write *write) {
 
 /* ---- lists ---- */
 
-enum lk_reason lk_lease_copy_invalid(struct lk_lease *lease, uint64_t serial, const uint32_t *pairs,
-                                     uint32_t count, struct lk_refusal *ret) {
-    for (uint32_t i = 0; i < 2 * count; i++)
-        if (pairs[i] >= lease->pages)
-            return found(ret, LK_REASON_TABLE_PAGE, pairs[i], lease->pages);
-    for (uint32_t i = 0; i < count; i++) {
-        uint64_t *mark = &lease->pool->copied_to[physical(lease, pairs[2 * i + 1])];
-        if (pairs[2 * i] == pairs[2 * i + 1] || *mark == (serial | CHECKED))
-            return found(ret, LK_REASON_COPY_SELF, pairs[2 * i + 1], 0);
-        *mark = serial | CHECKED;
-    }
+enum lk_reason lk_lease_pair_invalid(const struct lk_lease *lease, struct lk_pair pair,
+                                     struct lk_refusal *ret) {
+    uint32_t high = pair.from > pair.to ? pair.from : pair.to;
+    if (high >= lease->pages)
+        return found(ret, LK_REASON_TABLE_PAGE, high, lease->pages);
+    if (pair.from == pair.to)
+        return found(ret, LK_REASON_COPY_SELF, pair.to, 0);
+    return LK_REASON_NONE;
+}
+
+enum lk_reason lk_lease_copy_invalid(struct lk_lease *lease, uint64_t serial, struct lk_pair pair,
+                                     struct lk_refusal *ret) {
+    enum lk_reason reason = lk_lease_pair_invalid(lease, pair, ret);
+    if (reason)
+        return reason;
+    uint64_t *mark = &lease->pool->copied_to[physical(lease, pair.to)];
+    if (*mark == (serial | CHECKED))
+        return found(ret, LK_REASON_COPY_SELF, pair.to, 0);
+    *mark = serial | CHECKED;
     return LK_REASON_NONE;
 }
 
 /* Copies of a batch run side by side: none may read or write what another writes. */
-bool lk_lease_may_copy(const struct lk_lease *lease, uint64_t serial, uint32_t from, uint32_t to) {
+bool lk_lease_may_copy(const struct lk_lease *lease, uint64_t serial, struct lk_pair pair) {
     const struct lk_pool *pool = lease->pool;
-    uint64_t source = physical(lease, from), target = physical(lease, to);
+    uint64_t source = physical(lease, pair.from), target = physical(lease, pair.to);
     return pool->copied_to[source] != serial && pool->copied_to[target] != serial &&
            pool->copied_from[target] != serial;
 }
 
-uint32_t lk_lease_copy(struct lk_lease *lease, uint64_t serial, uint32_t from, uint32_t to,
+uint32_t lk_lease_copy(struct lk_lease *lease, uint64_t serial, struct lk_pair pair,
                        struct lk_copy *copies) {
     struct lk_pool *pool = lease->pool;
-    uint64_t source = physical(lease, from), target = physical(lease, to);
+    uint64_t source = physical(lease, pair.from), target = physical(lease, pair.to);
     uint32_t count = 0;
     pool->copied_from[source] = pool->copied_to[target] = serial;
     for (uint32_t l = 0; l < pool->view.geometry.layers; l++) {

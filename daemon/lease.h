@@ -130,14 +130,20 @@ uint32_t lk_lease_builds(struct lk_lease *lease, uint32_t layer, const uint64_t 
 void lk_lease_written(struct lk_pool *pool, const struct lk_write *write);
 
 /* ---- lists ---- */
-/* Ids of the lease, no page copied to itself, none written twice. serial: of the submission; the
- * lease has no copies in the batch that is being filled. */
-enum lk_reason lk_lease_copy_invalid(struct lk_lease *lease, uint64_t serial, const uint32_t *pairs,
-                                     uint32_t count, struct lk_refusal *ret);
+struct lk_pair { /* of a COPY_PAGES: the client's ids */
+    uint32_t from, to;
+};
+/* Ids of the lease, and not the same. */
+enum lk_reason lk_lease_pair_invalid(const struct lk_lease *lease, struct lk_pair pair,
+                                     struct lk_refusal *ret);
+/* That, and no page is written twice by submission `serial`, whose pairs are asked for one after
+ * the other; meanwhile the lease has no copies in the batch that is being filled. */
+enum lk_reason lk_lease_copy_invalid(struct lk_lease *lease, uint64_t serial, struct lk_pair pair,
+                                     struct lk_refusal *ret);
 /* May the pair be copied in batch `serial`, which has parallel copies? */
-bool lk_lease_may_copy(const struct lk_lease *lease, uint64_t serial, uint32_t from, uint32_t to);
+bool lk_lease_may_copy(const struct lk_lease *lease, uint64_t serial, struct lk_pair pair);
 /* Copies a page at all layers -> copies added (at most layers). */
-uint32_t lk_lease_copy(struct lk_lease *lease, uint64_t serial, uint32_t from, uint32_t to,
+uint32_t lk_lease_copy(struct lk_lease *lease, uint64_t serial, struct lk_pair pair,
                        struct lk_copy *copies);
 /* Superpages that copies made complete -> builds added (at most count). */
 uint32_t lk_lease_copy_builds(struct lk_lease *lease, const struct lk_copy *copies, uint32_t count,

@@ -73,7 +73,6 @@ _Static_assert(LK_CHANNELS_MAX <= LK_FENCE_PLACES, "every channel's head may wai
 _Static_assert(LK_ROW_TOKENS_MAX <= LK_BATCH_SLOTS, "a row's slots fit a batch");
 _Static_assert(LK_ROW_TOKENS_MAX <= LK_BATCH_TOKENS_MAX && LK_BATCH_TOKENS <= LK_BATCH_TOKENS_MAX,
                "rows of several tokens are as many as the engine expects");
-_Static_assert(LK_LIST_MAX <= LK_BATCH_SLOTS, "a list of page ids fits where slots do");
 
 /* Workspace of each batch ahead: as configured, or twice what the largest row takes that the
  * configuration allows. */

@@ -58,8 +58,6 @@ struct lk_intake {
     uint32_t in_flight, unfenced; /* batches: not done, and of them those not fenced */
     uint64_t batch_serial, submission_serial;
 
-    uint32_t *list; /* [2 * LK_LIST_MAX], the private copy of one list at a time */
-    const struct lk_submission *list_owner;
     struct lk_lease_undo *undo; /* [LK_ROW_TOKENS_MAX] */
 
     uint32_t fences_waited;    /* heads of queues that wait for one */

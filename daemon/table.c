@@ -6,7 +6,7 @@
  * All are checked as a whole before any part is placed: refused, they have changed nothing. Slots
  * of a WRITE are too many to hold at once. They are read for the check, and once more, and checked
  * once more, when their row is placed: a client that changes them between may have rows written and
- * a later one refused; `rows` of the completion says how many.
+ * a later one refused; `rows` of the completion says how many. Lists are read twice as well.
  */
 #include "state.h"
 
@@ -222,40 +222,64 @@ enum lk_run lk_run_write(struct lk_intake *intake, struct lk_submission *s) {
 
 /* ---- lists ---- */
 
-/* The list is the submission's until it leaves the queue. -> false: another has it, or not in this
- * tick. */
-static bool take_list(struct lk_intake *intake, struct lk_submission *s, uint32_t words) {
-    const uint32_t *from = (const uint32_t *)(s->channel->open.arena + s->desc->object.list);
-    if (intake->list_owner == s)
-        return true;
-    if (intake->list_owner || !lk_chore(intake, words))
-        return false;
-    intake->list_owner = s;
-    for (uint32_t i = 0; i < words; i++)
-        intake->list[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
-    return true;
+/* Ids are read when they are checked, and again when their turn comes: a chain of copies takes a
+ * batch for each pair, and nobody waits for room to hold its list. */
+static struct lk_pair read_pair(const struct lk_submission *s, uint32_t index) {
+    const uint32_t *list = (const uint32_t *)(s->channel->open.arena + s->desc->object.list);
+    return (struct lk_pair){__atomic_load_n(&list[(size_t)2 * index], __ATOMIC_RELAXED),
+                            __atomic_load_n(&list[(size_t)2 * index + 1], __ATOMIC_RELAXED)};
 }
 
-/* As many pairs as fit -> true: all are placed. */
-static bool place_copies(struct lk_intake *intake, struct lk_work *work, struct lk_submission *s,
-                         struct lk_lease *lease) {
-    uint32_t first = work->batch.copy_count, layers = lease->pool->view.geometry.layers;
-    lk_lease_placed(lease, work->serial, LK_STAGE_COPY, 0);
-    for (; s->next_row < s->desc->object.count; s->next_row++) {
-        const uint32_t *pair = intake->list + (size_t)2 * s->next_row;
-        if (work->batch.copy_count + layers > LK_BATCH_COPIES ||
-            !lk_lease_may_copy(lease, work->serial, pair[0], pair[1]))
-            break;
-        work->batch.copy_count += lk_lease_copy(lease, work->serial, pair[0], pair[1],
-                                                work->copies + work->batch.copy_count);
+/* As check_attend(). The lease has no copies in the batch that is being filled. */
+static enum lk_run check_copies(struct lk_intake *intake, struct lk_submission *s,
+                                struct lk_lease *lease) {
+    struct lk_refusal refusal;
+    if (s->checked == 0)
+        s->serial = ++intake->submission_serial;
+    for (; s->checked < s->desc->object.count; s->checked++) {
+        if (!lk_chore(intake, 1))
+            return LK_RUN_WAIT;
+        if (lk_lease_copy_invalid(lease, s->serial, read_pair(s, s->checked), &refusal))
+            return lk_refuse(intake, s, &refusal);
     }
+    s->started = true;
+    return LK_RUN_TURN;
+}
+
+/* As many pairs as fit. -> WAIT: there are more; STARTED: all are placed; TURN: the client has
+ * changed its list, and the rest of it is refused. */
+static enum lk_run place_pairs(struct lk_intake *intake, struct lk_work *work,
+                               struct lk_submission *s, struct lk_lease *lease,
+                               struct lk_refusal *ret) {
+    uint32_t layers = lease->pool->view.geometry.layers;
+    for (; s->next_row < s->desc->object.count; s->next_row++) {
+        struct lk_pair pair = read_pair(s, s->next_row);
+        if (lk_lease_pair_invalid(lease, pair, ret))
+            return LK_RUN_TURN;
+        if (work->batch.copy_count + layers > LK_BATCH_COPIES ||
+            !lk_lease_may_copy(lease, work->serial, pair) || !lk_chore(intake, layers))
+            return LK_RUN_WAIT;
+        work->batch.copy_count +=
+            lk_lease_copy(lease, work->serial, pair, work->copies + work->batch.copy_count);
+    }
+    return LK_RUN_STARTED;
+}
+
+static enum lk_run place_copies(struct lk_intake *intake, struct lk_work *work,
+                                struct lk_submission *s, struct lk_lease *lease) {
+    uint32_t first = work->batch.copy_count;
+    struct lk_refusal refusal;
+    lk_lease_placed(lease, work->serial, LK_STAGE_COPY, 0);
+    enum lk_run run = place_pairs(intake, work, s, lease, &refusal);
     struct lk_item *item = lk_work_item(work, s);
     item->lease = lease;
     item->copy = first;
     item->copies = work->batch.copy_count - first;
     work->batch.build_before_count += lk_lease_copy_builds(
         lease, work->copies + first, item->copies, work->before + work->batch.build_before_count);
-    return s->next_row == s->desc->object.count;
+    if (run == LK_RUN_TURN)
+        return lk_refuse(intake, s, &refusal);
+    return run == LK_RUN_STARTED ? lk_started(intake, s) : run;
 }
 
 enum lk_run lk_run_copy_pages(struct lk_intake *intake, struct lk_submission *s) {
@@ -267,20 +291,19 @@ enum lk_run lk_run_copy_pages(struct lk_intake *intake, struct lk_submission *s)
     struct lk_work *work = lk_filling(intake);
     if (!work || lk_work_full(work) ||
         work->batch.build_before_count + LK_BATCH_COPIES > LK_BATCH_BUILDS ||
-        !lk_lease_may(lease, work->serial, LK_STAGE_COPY, 0) ||
-        !take_list(intake, s, 2 * desc->count))
+        work->batch.copy_count + lease->pool->view.geometry.layers > LK_BATCH_COPIES ||
+        !lk_lease_may(lease, work->serial, LK_STAGE_COPY, 0))
         return LK_RUN_WAIT;
-    if (!s->started) {
-        s->serial = ++intake->submission_serial;
-        if (lk_lease_copy_invalid(lease, s->serial, intake->list, desc->count, &refusal))
-            return lk_refuse(intake, s, &refusal);
-        s->started = true;
-    }
-    return place_copies(intake, work, s, lease) ? lk_started(intake, s) : LK_RUN_WAIT;
+    enum lk_run run = s->started ? LK_RUN_TURN : check_copies(intake, s, lease);
+    if (run != LK_RUN_TURN)
+        return run;
+    if (!lk_chore(intake, 0)) /* or a batch with nothing in it would be launched */
+        return LK_RUN_WAIT;
+    return place_copies(intake, work, s, lease);
 }
 
-/* Ids are read again when their turn comes, in place of holding the list that is all clients':
- * whoever changes them meanwhile has others of its own pages invalidated, or none. */
+/* Ids are read again when their turn comes: whoever changes them meanwhile has others of its own
+ * pages invalidated, or none. */
 enum lk_run lk_run_invalidate(struct lk_intake *intake, struct lk_submission *s) {
     const struct lk_object_desc *desc = &s->desc->object;
     const uint32_t *ids = (const uint32_t *)(s->channel->open.arena + desc->list);

@@ -62,11 +62,9 @@ struct lk_item *lk_work_item(struct lk_work *work, struct lk_submission *s) {
     return item;
 }
 
-static void leave_queue(struct lk_intake *intake, struct lk_submission *s) {
+static void leave_queue(struct lk_submission *s) {
     lk_channel_dequeue(s->channel);
     s->waits = false;
-    if (intake->list_owner == s)
-        intake->list_owner = NULL;
 }
 
 void lk_submission_over(struct lk_intake *intake, struct lk_submission *s, uint64_t value) {
@@ -79,20 +77,20 @@ enum lk_run lk_refuse(struct lk_intake *intake, struct lk_submission *s,
                       const struct lk_refusal *refusal) {
     s->refusal = *refusal;
     intake->refusals++;
-    leave_queue(intake, s);
+    leave_queue(s);
     if (s->placed == 0)
         lk_submission_over(intake, s, 0);
     return LK_RUN_STARTED;
 }
 
 enum lk_run lk_answer(struct lk_intake *intake, struct lk_submission *s, uint64_t value) {
-    leave_queue(intake, s);
+    leave_queue(s);
     lk_submission_over(intake, s, value);
     return LK_RUN_STARTED;
 }
 
 enum lk_run lk_started(struct lk_intake *intake, struct lk_submission *s) {
-    leave_queue(intake, s);
+    leave_queue(s);
     if (s->signal_fence)
         lk_fence_with_batch(intake, s);
     return LK_RUN_STARTED;

@@ -25,7 +25,7 @@
 
 #include "locks_abi.h"
 
-#define LK_LIST_MAX 65536 /* entries of COPY_PAGES and INVALIDATE: a private copy of 512 KiB */
+#define LK_LIST_MAX 65536 /* entries of COPY_PAGES and INVALIDATE */
 #define LK_FIXED_PAGES_MAX                                                                         \
     (UINT32_C(1) << 24)         /* sink_pages, recent_pages: their sum stays in 32 bits */
 #define LK_ROW_WHOLE UINT32_MAX /* the submission itself is at fault, not one of its rows */

@@ -4,6 +4,7 @@
  * quotas, hostile rings, comings and goings. Clean under ThreadSanitizer.
  */
 #include <check.h>
+#include <sched.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -199,6 +200,95 @@ START_TEST(long_rows_let_others_through) {
     for (uint32_t i = 0; i < tokens; i += i < 300 ? 1 : 37)
         ck_assert(agrees(1 + i, out + i * WIDTH, i + 1));
     inlet_disconnect(&other);
+}
+END_TEST
+
+/* Copies of a chain (0 to 1, 1 to 2, ...) run one after the other, a batch each: others' lists and
+ * steps run in between. */
+START_TEST(chains_let_others_through) {
+    enum { PAGES = 3000 };
+    uint64_t lists = 0;
+    struct inlet_client other;
+    struct lk_cqe cqe;
+    inlet_config(&config, 4096);
+    reopen();
+    ck_assert_int_eq(inlet_connect(&inlet, &other, 2, 64, 0), 0);
+    uint64_t sequence = inlet_create(&other);
+    inlet_append(&other, sequence, 0, 0, ids, 20);
+    struct lk_object_desc chain = {.handle = inlet_lease(&client, PAGES), .count = PAGES - 1};
+    struct lk_object_desc pair = {.handle = inlet_lease(&other, 8), .count = 1};
+    int64_t *slots = inlet_alloc(&client, 16 * sizeof(*slots)); /* page 0 has something to copy */
+    for (int i = 0; i < 16; i++)
+        slots[i] = i;
+    inlet_step(&step);
+    for (uint32_t l = 0; l < 2; l++) {
+        struct lk_row_desc *row = inlet_row(&step, chain.handle, l, 0, 16);
+        inlet_give_kv(&client, row, ids);
+        row->slots = inlet_offset(&client, slots);
+    }
+    inlet_must(run_step(&client, LK_OP_WRITE));
+    uint32_t *links = inlet_alloc(&client, sizeof(uint32_t[2]) * chain.count);
+    for (uint32_t i = 0; i < 2 * chain.count; i++)
+        links[i] = (i + 1) / 2;
+    chain.list = inlet_offset(&client, links);
+    uint32_t *words = inlet_alloc(&other, sizeof(uint32_t[2]));
+    words[0] = 0, words[1] = 1;
+    pair.list = inlet_offset(&other, words);
+    uint64_t kept = other.used;
+    ck_assert(inlet_submit(&client, LK_OP_COPY_PAGES, &chain, sizeof(chain), 1));
+    for (; !inlet_poll(&client, 0, &cqe); lists++) {
+        inlet_must(inlet_do(&other, LK_OP_COPY_PAGES, &pair, sizeof(pair)));
+        other.used = kept;
+        inlet_step(&step);
+        inlet_give_q(&other, inlet_row(&step, sequence, 0, 20, 1), 5);
+        inlet_must(run_step(&other, LK_OP_ATTEND));
+    }
+    inlet_must(cqe);
+    ck_assert_uint_gt(lists, 20);
+    inlet_disconnect(&other);
+}
+END_TEST
+
+/* Waits until some batches of the submission have been launched. */
+static void begin(uint16_t op, const void *desc, uint32_t bytes) {
+    uint64_t batches = inlet_status(&inlet).batches;
+    ck_assert(inlet_submit(&client, op, desc, bytes, 1));
+    while (inlet_status(&inlet).batches < batches + 5)
+        sched_yield();
+}
+
+/* Lists and slots are read twice: what became nonsense meanwhile is refused, and harms nobody. */
+START_TEST(lists_that_change_under_way) {
+    enum { PAGES = 200 };
+    uint64_t lease = inlet_lease(&client, PAGES);
+    uint32_t *links = inlet_alloc(&client, sizeof(uint32_t[2]) * (PAGES - 1));
+    int64_t *slots = inlet_alloc(&client, 64 * sizeof(*slots));
+    for (int i = 0; i < 64; i++)
+        slots[i] = i % 16;
+    inlet_step(&step);
+    for (int i = 0; i < 256; i++) { /* of one layer: a batch each */
+        struct lk_row_desc *row = inlet_row(&step, lease, 0, 0, 64);
+        if (i == 0)
+            inlet_give_kv(&client, row, ids);
+        row->k = step.row[0].k;
+        row->v = step.row[0].v;
+        row->slots = inlet_offset(&client, slots);
+    }
+    begin(LK_OP_WRITE, &step, inlet_step_bytes(&step));
+    for (int i = 0; i < 64; i++)
+        __atomic_store_n(&slots[i], INT64_MAX, __ATOMIC_RELAXED);
+    struct lk_cqe cqe = inlet_wait(&client);
+    ck_assert_uint_eq(cqe.reason, LK_REASON_SLOT);
+    ck_assert_uint_eq(cqe.rows, cqe.row);
+    ck_assert_uint_ge(cqe.rows, 3);
+    struct lk_object_desc chain = {
+        .handle = lease, .list = inlet_offset(&client, links), .count = PAGES - 1};
+    for (uint32_t i = 0; i < 2 * chain.count; i++)
+        links[i] = (i + 1) / 2;
+    begin(LK_OP_COPY_PAGES, &chain, sizeof(chain));
+    for (uint32_t i = 0; i < 2 * chain.count; i++)
+        __atomic_store_n(&links[i], UINT32_MAX, __ATOMIC_RELAXED);
+    inlet_refused(inlet_wait(&client), LK_REASON_TABLE_PAGE, UINT32_MAX, PAGES, LK_ROW_WHOLE);
 }
 END_TEST
 
@@ -775,6 +865,8 @@ int main(void) {
     tcase_add_test(tcase, rows_of_a_layer_follow_each_other);
     tcase_add_test(tcase, long_rows_let_others_through);
     tcase_add_test(tcase, long_lists_let_others_through);
+    tcase_add_test(tcase, chains_let_others_through);
+    tcase_add_test(tcase, lists_that_change_under_way);
     tcase_add_test(tcase, rows_of_a_step_see_summaries);
     tcase_add_test(tcase, positions_are_refused);
     tcase_add_test(tcase, a_row_that_repeats_another_is_no_replay);
