@@ -88,6 +88,13 @@ static int check(const struct lk_message *message, size_t got, int flags, size_t
     if (message->bytes != got)
         return refuse(why, why_bytes, "a message says that it has %u bytes and has %zu",
                       message->bytes, got);
+    if ((flags & MSG_CTRUNC) && fds_max && fds <= fds_max) {
+        refuse(
+            why, why_bytes,
+            "descriptors that came could not be taken: this process has as many files open as it "
+            "may (ulimit -n)");
+        return -EMFILE;
+    }
     if ((flags & MSG_CTRUNC) || fds > fds_max)
         return refuse(why, why_bytes,
                       "a message carries more than %zu descriptors, as many as are expected",

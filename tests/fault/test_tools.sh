@@ -212,6 +212,8 @@ exec 7<>"$work/fifo" # a reader that does not read
 unread=$!
 for _ in $(seq 200); do "$build/locksctl" --socket "$work/unread" status >"$work/said" 2>&1 && break; sleep 0.05; done
 timeout 1 cat /dev/zero >"$work/fifo" # which is full now
+ends 70 'has as many files open as it may' bash -c "ulimit -n 4; exec $build/locksctl --socket $socket status"
+ends 69 'has as many files open as it may' bash -c "ulimit -n 6; exec $replay --trace $work/good --socket $socket"
 for verb in drain resume status; do ends 0 '' "$build/locksctl" --socket "$work/unread" $verb; done
 kill "$unread"
 timeout 10 tail --pid="$unread" -s 0.05 -f /dev/null || fail 'a daemon whose log nobody reads does not end'

@@ -262,6 +262,28 @@ START_TEST(surplus_descriptors_are_closed) {
 }
 END_TEST
 
+/* The other side is not to blame for it. */
+START_TEST(no_place_for_descriptors_is_said) {
+    struct lk_message head;
+    struct rlimit old, few;
+    int fds[2] = {0}, received[2], before = open_fds();
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &old), 0);
+    for (int places = 0; places < 2; places++) {
+        int next = dup(0);
+        close(next);
+        few = (struct rlimit){.rlim_cur = (rlim_t)(next + places), .rlim_max = old.rlim_max};
+        lk_wire_head(&head, LK_MSG_POOL_MAP, sizeof(head));
+        ck_assert_int_eq(lk_wire_send(sockets[0], &head, fds, 2), 0);
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+        int r = lk_wire_receive(sockets[1], &head, sizeof(head), received, 2, why, sizeof(why));
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
+        ck_assert_int_eq(r, -EMFILE);
+        ck_assert_msg(strstr(why, "as many files open as it may") != NULL, "%s", why);
+        ck_assert_int_eq(open_fds(), before);
+    }
+}
+END_TEST
+
 START_TEST(hang_ups_are_seen) {
     struct lk_message head;
     lk_wire_head(&head, LK_MSG_ADMIN, sizeof(head));
@@ -286,6 +308,7 @@ int main(void) {
     tcase_add_test(messages, messages_arrive_with_descriptors);
     tcase_add_test(messages, bad_messages_are_refused);
     tcase_add_test(messages, surplus_descriptors_are_closed);
+    tcase_add_test(messages, no_place_for_descriptors_is_said);
     tcase_add_test(messages, hang_ups_are_seen);
     suite_add_tcase(suite, segments);
     suite_add_tcase(suite, messages);
