@@ -30,30 +30,28 @@
 #include "device.cuh"
 #include "team.cuh"
 
-#define THREADS       512
-#define WARPS         (THREADS / 32)
-#define BINS          128
-#define ROUNDS        6     /* ranges of words: the first, or all others; then 7 bits less each */
-#define FIRST_SHIFT   20    /* the first range's bins: an eighth of a power of two */
-#define FIRST_PRUNE   19    /* or a sixteenth */
-#define CUTS          2     /* found by a block at most: again for a mass target */
-#define FEW           128   /* words that are sent to all */
-#define SPAN_LONG     32768 /* units held by a block alone on a multiprocessor, not by two */
-#define GROUPS_SHARED (SPAN_LONG / 32)
-#define HITS_SHARED   LK_CUDA_SPAN_HITS
-#define SHARE         0x3fffffff /* the bits of a word that are the share */
-#define SURE          0x40000000
-#define NEVER         ((int32_t)0x80000000)
-#define SHARE_FLOOR   1e-30f
-#define MARK          0x80000000u
-#define NO_PAGE       0xffffffffu
-#define FETCH_MOST    (24u << 20) /* bytes of pages worth fetching to L2 ahead of attend */
+#define THREADS     512
+#define WARPS       (THREADS / 32)
+#define BINS        128
+#define ROUNDS      6     /* ranges of words: the first, or all others; then 7 bits less each */
+#define FIRST_SHIFT 20    /* the first range's bins: an eighth of a power of two */
+#define FIRST_PRUNE 19    /* or a sixteenth */
+#define CUTS        2     /* found by a block at most: again for a mass target */
+#define FEW         128   /* words that are sent to all */
+#define SPAN_LONG   32768 /* units held by a block alone on a multiprocessor, not by two */
+#define HITS_SHARED LK_CUDA_SPAN_HITS
+#define SHARE       0x3fffffff /* the bits of a word that are the share */
+#define SURE        0x40000000
+#define NEVER       ((int32_t)0x80000000)
+#define SHARE_FLOOR 1e-30f
+#define MARK        0x80000000u
+#define NO_PAGE     0xffffffffu
+#define FETCH_MOST  (24u << 20) /* bytes of pages worth fetching to L2 ahead of attend */
 
 struct select_args {
     struct lk_pool_view pool;
     const struct lk_cuda_batch *batch;
     struct lk_cuda_clock *clock; /* may be NULL */
-    uint32_t span;               /* units whose words shared memory holds, after struct shared */
 };
 
 struct hit {
@@ -127,8 +125,7 @@ struct shared {
         struct hit hits[HITS_SHARED];
         int32_t list[LK_CUDA_BUDGET_PAGES_MAX];
     };
-    uint64_t weight[GROUPS_SHARED], warp_weight[WARPS];
-    uint32_t kept[GROUPS_SHARED], taken[GROUPS_SHARED];
+    uint64_t warp_weight[WARPS];
     uint32_t warp_count[WARPS], warp_most[WARPS];
     float lse[WARPS][LK_GROUP_MAX + 4]; /* a warp's own; read by fours */
     float2 part[LK_GROUP_MAX];
@@ -138,8 +135,13 @@ struct shared {
     alignas(8) uint64_t bins_here[CUTS][ROUNDS], sums_here[2 * CUTS], places_here;
     struct sums sums; /* after a mass target */
     struct span span;
-    struct lk_cuda_row row;
-    alignas(16) int32_t words[4]; /* and so many as the launch has room for */
+    alignas(16) struct lk_cuda_row row;
+};
+/* Behind it: so many units' words, their groups' sums and marks. */
+template <uint32_t UNITS> struct held {
+    alignas(16) int32_t words[UNITS];
+    uint64_t weight[UNITS / 32];
+    uint32_t kept[UNITS / 32], taken[UNITS / 32];
 };
 static_assert(LK_GROUP_MAX <= 32, "a query head a lane");
 
@@ -163,10 +165,14 @@ __device__ __forceinline__ struct view use_workspace(const struct span &p,
     return v;
 }
 
-template <bool SPILL> __device__ __forceinline__ struct view view_of(struct shared *s) {
-    if (SPILL)
+/* HELD: units that shared memory has room for; 0: the span spills. */
+template <uint32_t HELD> __device__ __forceinline__ struct view view_of(struct shared *s) {
+    if constexpr (HELD == 0) {
         return s->span.spill;
-    return {s->words, s->kept, s->taken, s->weight, s->hits};
+    } else {
+        struct held<HELD> *const h = (struct held<HELD> *)(s + 1);
+        return {h->words, h->kept, h->taken, h->weight, s->hits};
+    }
 }
 
 template <bool PRUNE>
@@ -190,7 +196,7 @@ __device__ __forceinline__ void find_memory(struct span *p, const struct lk_cuda
 }
 
 /* By one thread. */
-template <bool PRUNE>
+template <bool PRUNE, uint32_t HELD>
 __device__ __forceinline__ void make_span(const struct select_args &a, struct shared *s,
                                           const struct lk_cuda_row *r, uint32_t head) {
     struct span p = {};
@@ -225,7 +231,7 @@ __device__ __forceinline__ void make_span(const struct select_args &a, struct sh
     p.low = (int32_t)(__float_as_uint(2.f / max(k, 1u)) & 0x7f800000) -
             (BINS << (PRUNE ? FIRST_PRUNE : FIRST_SHIFT));
     find_memory<PRUNE>(&p, r);
-    p.spills = most > a.span || p.sampled > LK_CUDA_SPAN_HITS;
+    p.spills = most > HELD || p.sampled > LK_CUDA_SPAN_HITS;
     if (p.spills)
         p.spill = use_workspace(p, r);
     s->span = p;
@@ -541,10 +547,10 @@ __device__ __forceinline__ struct run run_of(const struct span &p) {
 }
 
 /* Mark the first cut.ties of the pages whose word is the cut. */
-template <bool SPILL>
+template <uint32_t HELD>
 static __device__ __noinline__ void mark_ties(const struct span &p, struct shared *s,
                                               struct cut cut) {
-    const struct view v = view_of<SPILL>(s);
+    const struct view v = view_of<HELD>(s);
     const uint32_t lane = threadIdx.x % 32;
     const struct run own = run_of(p);
 
@@ -749,16 +755,16 @@ __device__ __forceinline__ void settle_kept(const struct span &p, const struct s
 
 /* Keep the best k but the sure ones: masks and weights of the span's pages, and their sums. The
  * block's nth cut. */
-template <bool PRUNE, bool SPILL>
+template <bool PRUNE, uint32_t HELD>
 __device__ __forceinline__ struct cut cut_pages(const struct span &p, struct shared *s, uint32_t k,
                                                 uint32_t nth, struct sums *sums) {
-    const struct view v = view_of<SPILL>(s);
+    const struct view v = view_of<HELD>(s);
     struct bracket b = find_bracket(p, s, v.words, k, nth, PRUNE ? FIRST_PRUNE : FIRST_SHIFT);
     struct cut cut = {b.high, 0};
     const uint32_t lane = threadIdx.x % 32;
 
     if (b.inside > FEW) {
-        mark_ties<SPILL>(p, s, {b.high, b.need});
+        mark_ties<HELD>(p, s, {b.high, b.need});
         b = bracket_of(b.high);
     }
 #pragma unroll 1
@@ -771,7 +777,7 @@ __device__ __forceinline__ struct cut cut_pages(const struct span &p, struct sha
         cut = choose_cut(s, b);
         if (!cut.ties)
             break;
-        mark_ties<SPILL>(p, s, cut);
+        mark_ties<HELD>(p, s, cut);
         cut.ties = 0;
         b = bracket_of(cut.word);
     }
@@ -830,11 +836,11 @@ __device__ uint32_t count_for_target(const struct span &p, struct shared *s) {
 }
 
 /* Cut again where the mass target needs fewer pages. */
-template <bool SPILL>
+template <uint32_t HELD>
 static __device__ __noinline__ void apply_target(const struct span &p, struct shared *s,
                                                  struct cut cut) {
     const uint32_t list = team_address(s->list, 0), listed = team_address(&s->listed, 0);
-    int32_t *words = view_of<SPILL>(s).words;
+    int32_t *words = view_of<HELD>(s).words;
 
     for (uint32_t i = threadIdx.x; i < p.count; i += THREADS) {
         int32_t w = words[i];
@@ -855,7 +861,7 @@ static __device__ __noinline__ void apply_target(const struct span &p, struct sh
     clear_counts(s);
     team_barrier();
     struct sums sums;
-    cut_pages<false, SPILL>(p, s, s->agreed - p.sink - p.tail, 1, &sums);
+    cut_pages<false, HELD>(p, s, s->agreed - p.sink - p.tail, 1, &sums);
     if (threadIdx.x == 0)
         s->sums = sums;
     __syncthreads();
@@ -1220,7 +1226,7 @@ __device__ __forceinline__ void expect_all(struct shared *s) {
 }
 
 /* The row, its span and cleared counts -> whether there is anything to do. */
-template <bool PRUNE>
+template <bool PRUNE, uint32_t HELD>
 __device__ __forceinline__ bool prepare(const struct select_args &a, struct shared *s) {
     const uint32_t i = threadIdx.x, row = blockIdx.z;
     constexpr uint32_t words = sizeof(struct lk_cuda_row) / 4;
@@ -1237,17 +1243,17 @@ __device__ __forceinline__ bool prepare(const struct select_args &a, struct shar
         return false;
     if (i == 0) {
         s->listed = 0;
-        make_span<PRUNE>(a, s, &s->row, blockIdx.y);
+        make_span<PRUNE, HELD>(a, s, &s->row, blockIdx.y);
     }
     expect_all(s);
     __syncthreads();
     return true;
 }
 
-template <bool PRUNE, bool SPILL>
+template <bool PRUNE, uint32_t HELD>
 __device__ __forceinline__ void select_pages(const struct select_args &a, struct shared *s) {
     const struct span &p = s->span;
-    const struct view v = view_of<SPILL>(s);
+    const struct view v = view_of<HELD>(s);
     const struct run own = run_of(p);
     struct strata t = {};
     struct drawn d = {};
@@ -1256,13 +1262,13 @@ __device__ __forceinline__ void select_pages(const struct select_args &a, struct
 
     make_words<PRUNE>(p, s, v.words, a.clock);
     team_wait(); /* all blocks run and have opened their barriers */
-    const struct cut cut = cut_pages<PRUNE, SPILL>(p, s, p.k - p.sink - p.tail, 0, &u);
+    const struct cut cut = cut_pages<PRUNE, HELD>(p, s, p.k - p.sink - p.tail, 0, &u);
     if (PRUNE) {
         write_list(p, v, u.before.kept, u.all.kept);
         return;
     }
     if (p.mass_target > 0) {
-        apply_target<SPILL>(p, s, cut);
+        apply_target<HELD>(p, s, cut);
         u = s->sums;
     }
     const uint32_t entry[2] = {early_entry(p, v, own, own.first),
@@ -1282,15 +1288,18 @@ __device__ __forceinline__ void select_pages(const struct select_args &a, struct
         estimate_rest(p, s, u.all.kept);
 }
 
+template <int BLOCKS> constexpr uint32_t held_units = BLOCKS == 1 ? SPAN_LONG : LK_CUDA_SPAN_PAGES;
+
 /* BLOCKS: on a multiprocessor. */
 template <bool PRUNE, int BLOCKS>
 __global__ void __launch_bounds__(THREADS, BLOCKS)
     select_kernel(const __grid_constant__ struct select_args a) {
+    constexpr uint32_t HELD = held_units<BLOCKS>;
     SHARED_BYTES(memory, 16);
     struct shared *s = (struct shared *)memory;
 
     let_next_start();
-    if (!prepare<PRUNE>(a, s)) {
+    if (!prepare<PRUNE, HELD>(a, s)) {
         wait_for_previous();
         note_time(a.clock, PRUNE ? LK_CUDA_AT_PRUNE : LK_CUDA_AT_SELECT);
         return;
@@ -1298,17 +1307,16 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
     team_arrive_unordered();
     fetch_table(s->span);
     if (s->span.spills)
-        select_pages<PRUNE, true>(a, s);
+        select_pages<PRUNE, 0>(a, s);
     else
-        select_pages<PRUNE, false>(a, s);
+        select_pages<PRUNE, HELD>(a, s);
 }
 
 /* ---- launcher ---- */
 
-/* A part: words of so many units. */
-static struct lk_shared shared_of(bool many) {
-    return {sizeof(struct shared), 4 * LK_CUDA_SPAN_PAGES,
-            many ? 1u : SPAN_LONG / LK_CUDA_SPAN_PAGES};
+/* Of a block. */
+template <int BLOCKS> constexpr uint32_t shared_bytes(void) {
+    return sizeof(struct shared) + sizeof(struct held<held_units<BLOCKS>>);
 }
 
 static void configure(const struct lk_cuda_step *step, uint32_t team, uint32_t bytes, void *stream,
@@ -1351,33 +1359,39 @@ static uint32_t choose_team(const struct lk_cuda_step *step, Kernel *kernel, uin
     return size;
 }
 
-template <bool PRUNE> static int launch_select(const struct lk_cuda_step *step, void *stream) {
-    const bool many = step->pool.geometry.kv_heads * step->bucket > step->processors;
-    auto *kernel = many ? select_kernel<PRUNE, 2> : select_kernel<PRUNE, 1>;
-    const struct lk_shared shared = shared_of(many);
-    struct select_args a = {step->pool, step->batch, step->clock, 0};
+template <bool PRUNE, int BLOCKS>
+static int launch_select(const struct lk_cuda_step *step, void *stream) {
+    constexpr uint32_t bytes = shared_bytes<BLOCKS>();
+    auto *kernel = select_kernel<PRUNE, BLOCKS>;
+    const struct select_args a = {step->pool, step->batch, step->clock};
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attributes[2] = {};
-    uint32_t parts;
-    int error = take_shared(kernel, shared, &parts);
+    int error = take_bytes(kernel, bytes);
 
     if (error)
         return error;
-    a.span = parts * LK_CUDA_SPAN_PAGES;
-    const uint32_t bytes = shared.fixed + parts * shared.each,
-                   team = choose_team(step, kernel, bytes, stream);
-    configure(step, team, bytes, stream, attributes, &config);
+    configure(step, choose_team(step, kernel, bytes, stream), bytes, stream, attributes, &config);
     return (int)cudaLaunchKernelEx(&config, kernel, a);
 }
 
+/* A block that could have a multiprocessor for itself, where the device lends what it then wants. */
+template <bool PRUNE> static int launch_fitting(const struct lk_cuda_step *step, void *stream) {
+    int error = (int)cudaErrorInvalidConfiguration;
+
+    if (step->pool.geometry.kv_heads * step->bucket <= step->processors)
+        error = launch_select<PRUNE, 1>(step, stream);
+    return error == (int)cudaErrorInvalidConfiguration ? launch_select<PRUNE, 2>(step, stream)
+                                                       : error;
+}
+
 int lk_cuda_prune(const struct lk_cuda_step *step, void *stream) {
-    return launch_select<true>(step, stream);
+    return launch_fitting<true>(step, stream);
 }
 
 int lk_cuda_select(const struct lk_cuda_step *step, void *stream) {
-    return launch_select<false>(step, stream);
+    return launch_fitting<false>(step, stream);
 }
 
 uint32_t lk_cuda_select_least(void) {
-    return shared_least(shared_of(true));
+    return shared_bytes<2>();
 }
