@@ -14,7 +14,7 @@
  * scoring warps when their tiles are done. Which warp does what changes no bit: every tile and
  * every task of the rest has a slot of its own.
  *
- * Shared memory: the next task of the rest, queries of WINDOW heads, [warp] notes of tiles,
+ * Shared memory: the batch as held, the next task of the rest, queries of WINDOW heads, [warp] notes of tiles,
  * [warp][stage] tiles.
  */
 #include "scan.cuh"
@@ -22,10 +22,10 @@
 #define BLOCK_WARPS 16
 #define REST_WARPS  4 /* that do not score */
 #define STAGES      2
-#define LOOKED      4 /* tiles looked up together: 32 records */
-#define NOTES       8 /* tiles known to a warp */
-#define FIXED_BYTES 128
-#define LINE        128 /* bytes that the second cache sends at once at most */
+#define LOOKED      4    /* tiles looked up together: 32 records */
+#define NOTES       8    /* tiles known to a warp */
+#define FIXED_BYTES 2048 /* a multiple of 128 */
+#define LINE        128  /* bytes that the second cache sends at once at most */
 
 /* A tile that was looked up. */
 struct listed {
@@ -53,7 +53,7 @@ __device__ __forceinline__ struct looking read_list(const struct scan_args &a, u
     c.task = task + lane / TILE * a.scanners;
     if (c.task >= end)
         return ret;
-    const uint32_t chunk = split_task(a, LK_CUDA_RESCAN, &c);
+    const uint32_t chunk = split_held(a, &c);
     ret.units = __ldcg(&row_head(c.r, c.head)->listed);
     ret.page = __ldcg(&row_rescan(c.r, c.head)[chunk * TILE + lane % TILE]);
     to->r = c.r;
@@ -210,22 +210,26 @@ __device__ __forceinline__ void sum_rests(const struct scan_args &a, uint32_t *t
 
 template <int D, int R, int NG>
 __global__ void __launch_bounds__(32 * BLOCK_WARPS, 1)
-    rescan_kernel(const __grid_constant__ struct scan_args a) {
+    rescan_kernel(const __grid_constant__ struct scan_args given) {
     SHARED_BYTES(shared, 128);
     const uint32_t warp = warp_index();
-    uint32_t *const taken = (uint32_t *)shared;
+    struct held_batch *const held = (struct held_batch *)shared;
+    uint32_t *const taken = (uint32_t *)(held + 1);
+    struct scan_args a = given;
     struct four_queries<D> *const queries = (struct four_queries<D> *)(shared + FIXED_BYTES);
     struct listed *const notes = (struct listed *)(queries + WINDOW);
     uint8_t *const rings = (uint8_t *)(notes + a.scanners * NOTES);
 
     let_next_start();
+    static_assert(sizeof *held + sizeof *taken <= FIXED_BYTES, "beside each other");
     prefetch_batch(a.batch, LK_CUDA_RESCAN);
+    a.held = held;
     if (threadIdx.x == 0)
         *taken = 0;
-    __syncthreads();
     wait_for_previous();
+    hold_batch(a.batch, a.stage, held);
     note_time(a.clock, LK_CUDA_AT_RESCAN);
-    const uint64_t total = a.batch->tasks[LK_CUDA_RESCAN];
+    const uint64_t total = held->tasks;
     const uint32_t begin = (uint32_t)(blockIdx.x * total / gridDim.x),
                    end = (uint32_t)((blockIdx.x + 1) * total / gridDim.x);
     if (warp < a.scanners && begin < end)

@@ -16,8 +16,8 @@
  * The scoring loop reads nothing but shared memory: with the memory saturated a single read of a
  * table or a spilled register takes as long as a tile.
  *
- * A graph bakes in nothing but the batch's address. Shared memory: barriers, notes of tiles,
- * queries of WINDOW heads, [warp][stage] tiles.
+ * A graph bakes in nothing but the batch's address. Shared memory: the batch as held, barriers,
+ * notes of tiles, queries of WINDOW heads, [warp][stage] tiles.
  */
 #include "scan.cuh"
 
@@ -27,6 +27,7 @@
  * warps to score as fast as they come. */
 #define BLOCK_WARPS(R) ((R) == 2 ? 20 : 16)
 #define STAGES_OF(R)   ((R) == 2 ? 3 : 2)
+#define HELD_BYTES     1536 /* a multiple of 128 */
 #define BARRIER_BYTES  1024
 #define FETCHERS       2
 #define IDLE_MOST      64 /* looks of a fetching warp at its barriers */
@@ -119,8 +120,8 @@ __device__ __forceinline__ void run_heads(const struct scan_args &a, uint32_t wa
 
     for (uint32_t task = warp; task < a.batch->tasks[LK_CUDA_HEADS]; task += warps) {
         uint32_t row = find_row(a.batch, LK_CUDA_HEADS, task);
-        const struct lk_cuda_row *r = &a.batch->row[row];
-        uint32_t t = task - a.batch->first[LK_CUDA_HEADS][row];
+        const struct lk_cuda_row *r = row_at(a, row);
+        uint32_t t = task - (row ? a.batch->first[LK_CUDA_HEADS][row] : 0);
 
         append_tokens(a, r, t % heads, t / heads);
         if (r->scan && t / heads == 0)
@@ -203,66 +204,104 @@ __device__ __forceinline__ void fetch_tile(const struct scan_args &a, const stru
     bar_copies_started(bar);
 }
 
-/* Lane i of fetching warp f fetches for scanning warp f + FETCHERS x i: of tasks begin .. end - 1
- * every scanners-th. None is let run ahead of the slowest by more than two tiles, so that all end
- * together; but where nothing moves (a warp waits for the others to need other queries) whoever can
- * does. */
+/* A lane's way through its tiles: notes first, then records. */
+struct fetching {
+    struct cursor c;
+    struct records rec;
+    struct tile_note *notes;
+    uint32_t ring, full, empty; /* the scoring warp's */
+    uint32_t stage, parity;
+    int n; /* next tile to ask for; INT_MAX: there is none */
+};
+
+/* Note tile `n`, or that there is none. */
+__device__ __forceinline__ void note_next(const struct scan_args &a, uint32_t end, int n,
+                                          struct fetching *f) {
+    struct tile_note *note = &f->notes[n % NOTES];
+
+    if (f->c.task >= end) {
+        note->set = UINT32_MAX;
+        return;
+    }
+    note_tile(f->c, note);
+    f->c.tile += f->c.step;
+    if (f->c.tile >= f->c.end) {
+        f->c.task += a.scanners;
+        find_task(a, end, &f->c);
+    }
+}
+
+/* Ask for the records of the next tile, or say that there is none. */
+template <int R, int STAGES>
+__device__ __forceinline__ void ask_next(const struct scan_args &a, struct fetching *f) {
+    const struct tile_note *note = &f->notes[f->n % NOTES];
+    const uint32_t full = f->full + f->stage * 8;
+
+    if (note->set == UINT32_MAX) {
+        bar_arrive(full);
+        f->n = INT_MAX;
+        return;
+    }
+    if (R == LK_COARSE_RANK)
+        f->rec = records_of(a, note->super, R);
+    fetch_tile(a, note, f->rec, f->ring + f->stage * a.tile_bytes, full);
+    if (++f->stage == STAGES) {
+        f->stage = 0;
+        f->parity ^= 1;
+    }
+    f->n++;
+}
+
+/* Lane i of fetching warp w fetches for scanning warp w + FETCHERS x i: of tasks begin .. end - 1
+ * every scanners-th. It fills the ring at once; after that notes are AHEAD tiles before records.
+ * None is let run ahead of the slowest by more than two tiles, so that all end together; but where
+ * nothing moves (a warp waits for the others to need other queries) whoever can does. */
 template <int D, int R, int STAGES>
 __device__ __forceinline__ void fetch_tasks(const struct scan_args &a, uint32_t begin, uint32_t end,
                                             uint32_t fetcher, uint32_t ring, uint32_t bars,
                                             struct tile_note *notes) {
     const uint32_t warp = fetcher + threadIdx.x % 32 * FETCHERS;
-    const uint32_t full = bars + warp * 2 * STAGES * 8, empty = full + STAGES * 8;
-    constexpr int AHEAD = NOTES - STAGES; /* between reading the table and asking for records */
-    uint32_t stage = 0, parity = 1, idle = 0;
-    int n = warp < a.scanners ? -AHEAD : INT_MAX;
-    struct records rec = records_of(a, false, R);
-    struct cursor c = {};
+    constexpr int AHEAD = NOTES - STAGES;
+    struct fetching f = {};
+    uint32_t idle = 0;
 
-    ring += warp * STAGES * a.tile_bytes;
-    notes += warp * NOTES;
-    c.task = begin + warp;
+    f.rec = records_of(a, false, R);
+    f.notes = notes + warp * NOTES;
+    f.ring = ring + warp * STAGES * a.tile_bytes;
+    f.full = bars + warp * 2 * STAGES * 8;
+    f.empty = f.full + STAGES * 8;
+    f.parity = 1; /* the phase before the first counts as ended: a stage is empty at first */
+    f.n = warp < a.scanners ? 0 : INT_MAX;
+    f.c.task = begin + warp;
     if (warp < a.scanners)
-        find_task(a, end, &c);
+        find_task(a, end, &f.c);
+#pragma unroll 1
+    for (int i = 0; i < NOTES; i++) {
+        if (f.n != INT_MAX)
+            note_next(a, end, i, &f);
+        copy_commit();
+        if (i != STAGES - 1)
+            continue;
+        copy_wait<0>();
+#pragma unroll 1
+        for (int x = 0; x < STAGES; x++)
+            if (f.n != INT_MAX)
+                ask_next<R, STAGES>(a, &f);
+    }
     for (;;) {
-        const int slowest = __reduce_min_sync(LK_FULL_WARP, n);
+        const int slowest = __reduce_min_sync(LK_FULL_WARP, f.n);
         if (slowest == INT_MAX)
             return;
-        /* The phase before the first counts as ended: a stage is empty at first. */
-        const bool ready = n != INT_MAX && (n < 0 || bar_test(empty + stage * 8, parity)),
-                   go = ready && (n <= slowest + 2 || idle > IDLE_MOST);
+        const bool ready = f.n != INT_MAX && bar_test(f.empty + f.stage * 8, f.parity),
+                   go = ready && (f.n <= slowest + 2 || idle > IDLE_MOST);
         idle = __any_sync(LK_FULL_WARP, go) ? 0 : idle + 1;
         if (!go)
             continue;
-        struct tile_note *note = &notes[(n + AHEAD) % NOTES];
-        if (c.task < end) {
-            note_tile(c, note);
-            c.tile += c.step;
-            if (c.tile >= c.end) {
-                c.task += a.scanners;
-                find_task(a, end, &c);
-            }
-        } else {
-            note->set = UINT32_MAX;
-        }
-        copy_commit();
-        if (n >= 0) {
-            note = &notes[n % NOTES];
-            if (note->set == UINT32_MAX) {
-                bar_arrive(full + stage * 8);
-                n = INT_MAX - 1;
-            } else {
-                if (R == LK_COARSE_RANK)
-                    rec = records_of(a, note->super, R);
-                fetch_tile(a, note, rec, ring + stage * a.tile_bytes, full + stage * 8);
-            }
-            if (++stage == STAGES) {
-                stage = 0;
-                parity ^= 1;
-            }
-        }
         copy_wait<AHEAD - 1>();
-        n++;
+        const int next = f.n + AHEAD;
+        ask_next<R, STAGES>(a, &f);
+        note_next(a, end, next, &f);
+        copy_commit();
     }
 }
 
@@ -332,24 +371,29 @@ score_tasks(const struct scan_args &a, uint32_t begin, uint32_t end, const uint8
 /* Warps: those that score, those that fetch, then the others. */
 template <int D, int R, int NG, int STAGES>
 __global__ void __launch_bounds__(32 * BLOCK_WARPS(R), 1)
-    scan_kernel(const __grid_constant__ struct scan_args a) {
+    scan_kernel(const __grid_constant__ struct scan_args given) {
     SHARED_BYTES(shared, 128);
+    struct scan_args a = given;
     const uint32_t warp = warp_index(), workers = a.scanners + FETCHERS,
                    others = blockDim.x / 32 - workers;
-    struct tile_note *const notes = (struct tile_note *)(shared + BARRIER_BYTES);
+    struct held_batch *const held = (struct held_batch *)shared;
+    uint8_t *const barriers = shared + HELD_BYTES;
+    struct tile_note *const notes = (struct tile_note *)(barriers + BARRIER_BYTES);
     struct four_queries<D> *const queries = (struct four_queries<D> *)(notes + a.scanners * NOTES);
     uint8_t *const rings = (uint8_t *)(queries + WINDOW);
-    const uint32_t bars = (uint32_t)__cvta_generic_to_shared(shared);
+    const uint32_t bars = (uint32_t)__cvta_generic_to_shared(barriers);
 
+    static_assert(sizeof *held <= HELD_BYTES, "a place of its own");
     let_next_start();
     prefetch_batch(a.batch, a.stage);
+    a.held = held;
     if (warp == a.scanners) {
         for (uint32_t i = threadIdx.x % 32; i < a.scanners * 2 * STAGES; i += 32)
             bar_init(bars + i * 8, 1);
         bar_inits_done();
     }
-    __syncthreads();
     wait_for_previous();
+    hold_batch(a.batch, a.stage, held);
     note_time(a.clock, LK_CUDA_AT_SCAN);
     if (warp >= workers) { /* consecutive tasks on different processors */
         const uint32_t i = warp - workers;
@@ -357,7 +401,7 @@ __global__ void __launch_bounds__(32 * BLOCK_WARPS(R), 1)
             run_heads(a, blockIdx.x + i * gridDim.x, others * gridDim.x);
         return;
     }
-    const uint64_t total = a.batch->tasks[a.stage];
+    const uint64_t total = held->tasks;
     const uint32_t begin = (uint32_t)(blockIdx.x * total / gridDim.x),
                    end = (uint32_t)((blockIdx.x + 1) * total / gridDim.x);
     if (begin == end)
@@ -378,7 +422,7 @@ __device__ void find_listed(const struct scan_args &a, uint32_t last, struct cur
     const uint32_t stride = group_stride(a.pool.geometry.group);
 
     for (; c->task < last; c->task += a.scanners) {
-        const uint32_t chunk = split_task(a, LK_CUDA_RESCAN, c);
+        const uint32_t chunk = split_held(a, c);
 
         c->units = __ldcg(&row_head(c->r, c->head)->listed);
         c->slot = 1 + c->r->chunks + chunk;
@@ -509,17 +553,21 @@ __device__ void score_plainly(const struct scan_args &a, struct cursor c, uint32
 
 /* Of either pass; and the rest. */
 __global__ void __launch_bounds__(32 * PLAIN_WARPS)
-    scan_plain(const __grid_constant__ struct scan_args a, uint32_t rank, uint32_t warp_bytes) {
+    scan_plain(const __grid_constant__ struct scan_args given, uint32_t rank, uint32_t warp_bytes) {
     SHARED_BYTES(shared, 128);
+    struct held_batch *const held = (struct held_batch *)shared;
+    struct scan_args a = given;
     const uint32_t warps = gridDim.x * (blockDim.x / 32);
     const uint32_t warp = warp_index() * gridDim.x + blockIdx.x;
-    float *q = (float *)(shared + threadIdx.x / 32 * warp_bytes);
+    float *q = (float *)(shared + HELD_BYTES + threadIdx.x / 32 * warp_bytes);
     struct cursor c = {};
 
     let_next_start();
     wait_for_previous();
+    a.held = held;
+    hold_batch(a.batch, a.stage, held);
     note_time(a.clock, a.stage == LK_CUDA_RESCAN ? LK_CUDA_AT_RESCAN : LK_CUDA_AT_SCAN);
-    const uint32_t last = a.batch->tasks[a.stage];
+    const uint32_t last = held->tasks;
     const bool listed = a.stage == LK_CUDA_RESCAN;
     auto find = [&] { listed ? find_listed(a, last, &c) : find_task(a, last, &c); };
     for (c.task = warp, find(); c.task < last; c.task += warps, find())
@@ -543,7 +591,7 @@ template <int R> static uint32_t tile_bytes(const struct lk_geometry &g) {
 
 /* A part: a warp that scores, its ring and its notes. */
 template <int D, int R> static struct lk_shared shared_of(const struct lk_geometry &g) {
-    return {BARRIER_BYTES + WINDOW * (uint32_t)sizeof(struct four_queries<D>),
+    return {HELD_BYTES + BARRIER_BYTES + WINDOW * (uint32_t)sizeof(struct four_queries<D>),
             STAGES_OF(R) * tile_bytes<R>(g) + NOTES * (uint32_t)sizeof(struct tile_note),
             BLOCK_WARPS(R) - FETCHERS - 1};
 }
@@ -565,17 +613,17 @@ static int launch_fast(struct scan_args a, uint32_t processors, void *stream) {
 }
 
 int lk_cuda_launch_plain(struct scan_args a, uint32_t rank, uint32_t processors, void *stream) {
-    const uint32_t bytes = plain_warp_bytes(a.pool.geometry, rank);
-    int error = take_bytes(scan_plain, PLAIN_WARPS * bytes);
+    const uint32_t bytes = lk_cuda_plain_least(&a.pool.geometry, rank);
+    int error = take_bytes(scan_plain, bytes);
 
     a.scanners = 2 * processors * PLAIN_WARPS;
     return error ? error
-                 : launch(scan_plain, dim3(2 * processors), 32 * PLAIN_WARPS, PLAIN_WARPS * bytes,
-                          stream, a, rank, bytes);
+                 : launch(scan_plain, dim3(2 * processors), 32 * PLAIN_WARPS, bytes, stream, a,
+                          rank, plain_warp_bytes(a.pool.geometry, rank));
 }
 
 uint32_t lk_cuda_plain_least(const struct lk_geometry *g, uint32_t rank) {
-    return PLAIN_WARPS * plain_warp_bytes(*g, rank);
+    return HELD_BYTES + PLAIN_WARPS * plain_warp_bytes(*g, rank);
 }
 
 /* first: of the step's scans: it appends, scores newest pages and notes the time. */

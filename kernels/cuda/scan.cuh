@@ -17,6 +17,14 @@
 #define INTERLEAVE 16 /* chunks that take turns at the tiles of their range */
 #define WINDOW     8  /* heads whose queries a block holds */
 
+/* What every warp of a block reads of the batch at first, in shared memory: the way there is long,
+ * and each look would depend on the one before. */
+struct held_batch {
+    uint32_t rows, tasks; /* of the stage */
+    uint32_t first[LK_CUDA_ROWS_MAX];
+    struct lk_cuda_row row; /* the first one */
+};
+
 struct scan_args {
     struct lk_pool_view pool;
     const struct lk_cuda_batch *batch;
@@ -24,7 +32,8 @@ struct scan_args {
     uint32_t heads;    /* 1: append and newest page too */
     uint32_t scanners; /* warps of a block that score */
     uint32_t tile_bytes;
-    struct lk_cuda_clock *clock; /* may be NULL */
+    struct lk_cuda_clock *clock;   /* may be NULL */
+    const struct held_batch *held; /* set by the kernel */
 };
 
 /* The kernel for any head dimension, of either pass; and what its blocks need. */
@@ -50,14 +59,35 @@ __device__ __forceinline__ uint32_t row_chunks(const struct lk_cuda_row *r, int 
                                    : r->chunks;
 }
 
+/* Fill it, by the block, which meets after it. */
+__device__ __forceinline__ void hold_batch(const struct lk_cuda_batch *b, int stage,
+                                           struct held_batch *ret) {
+    constexpr uint32_t WORDS = sizeof(struct lk_cuda_row) / 4;
+
+    for (uint32_t i = threadIdx.x; i < LK_CUDA_ROWS_MAX + WORDS; i += blockDim.x)
+        if (i < WORDS)
+            ((uint32_t *)&ret->row)[i] = __ldcg((const uint32_t *)&b->row[0] + i);
+        else
+            ret->first[i - WORDS] = __ldcg(&b->first[stage][i - WORDS]);
+    if (threadIdx.x == 0) {
+        ret->rows = __ldcg(&b->rows);
+        ret->tasks = __ldcg(&b->tasks[stage]);
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ const struct lk_cuda_row *row_at(const struct scan_args &a,
+                                                            uint32_t row) {
+    return row ? &a.batch->row[row] : &a.held->row;
+}
+
 /* The row of a lane's task: the last whose first task is not after it. */
-__device__ __forceinline__ uint32_t row_of(const struct lk_cuda_batch *b, int stage,
-                                           uint32_t task) {
-    uint32_t low = 0, high = b->rows;
+__device__ __forceinline__ uint32_t row_of(const uint32_t *first, uint32_t rows, uint32_t task) {
+    uint32_t low = 0, high = rows;
 
     while (high - low > 1) {
         const uint32_t mid = (low + high) / 2;
-        if (b->first[stage][mid] <= task)
+        if (first[mid] <= task)
             low = mid;
         else
             high = mid;
@@ -66,33 +96,31 @@ __device__ __forceinline__ uint32_t row_of(const struct lk_cuda_batch *b, int st
 }
 
 /* Set of a task. */
-static __device__ __noinline__ uint32_t set_of(const struct lk_cuda_batch *b, int stage,
-                                               uint32_t sets, uint32_t task) {
-    const uint32_t row = row_of(b, stage, task);
+static __device__ __noinline__ uint32_t set_of(const struct scan_args &a, uint32_t sets,
+                                               uint32_t task) {
+    const uint32_t row = row_of(a.held->first, a.held->rows, task);
 
-    return row * sets + (task - b->first[stage][row]) / row_chunks(&b->row[row], stage);
+    return row * sets + (task - a.held->first[row]) / row_chunks(row_at(a, row), a.stage);
 }
 
 /* First task of a stage whose set is `set` or a later one. */
-__device__ __forceinline__ uint32_t first_of_set(const struct lk_cuda_batch *b, int stage,
-                                                 uint32_t sets, uint32_t set) {
+__device__ __forceinline__ uint32_t first_of_set(const struct scan_args &a, uint32_t sets,
+                                                 uint32_t set) {
+    const struct held_batch *h = a.held;
     const uint32_t row = set / sets;
 
-    if (row >= b->rows)
+    if (row >= h->rows)
         return UINT32_MAX;
-    uint32_t first = b->first[stage][row],
-             next = row + 1 < b->rows ? b->first[stage][row + 1] : b->tasks[stage];
-    return next == first ? first : first + set % sets * row_chunks(&b->row[row], stage);
+    uint32_t first = h->first[row], next = row + 1 < h->rows ? h->first[row + 1] : h->tasks;
+    return next == first ? first : first + set % sets * row_chunks(row_at(a, row), a.stage);
 }
 
-/* Fill row, head, pass and set of c->task -> chunk. */
-__device__ __forceinline__ uint32_t split_task(const struct scan_args &a, int stage,
-                                               struct cursor *c) {
-    const uint32_t row = row_of(a.batch, stage, c->task);
-    const uint32_t passes = (a.pool.geometry.group + 7) / 8;
-    const uint32_t task = c->task - a.batch->first[stage][row];
+/* Fill row, head, pass and set of c->task, of which row's `first` is the first -> chunk. */
+__device__ __forceinline__ uint32_t split_task(const struct scan_args &a, int stage, uint32_t row,
+                                               uint32_t first, struct cursor *c) {
+    const uint32_t passes = (a.pool.geometry.group + 7) / 8, task = c->task - first;
 
-    c->r = &a.batch->row[row];
+    c->r = row_at(a, row);
     const uint32_t chunks = row_chunks(c->r, stage), in = task / chunks;
     c->set = row * row_sets(&a.pool.geometry) + in;
     c->pass = in % passes;
@@ -100,12 +128,19 @@ __device__ __forceinline__ uint32_t split_task(const struct scan_args &a, int st
     return task - in * chunks;
 }
 
+/* The same of a task of the block's stage. */
+__device__ __forceinline__ uint32_t split_held(const struct scan_args &a, struct cursor *c) {
+    const uint32_t row = row_of(a.held->first, a.held->rows, c->task);
+
+    return split_task(a, a.stage, row, a.held->first[row], c);
+}
+
 /* Fill the cursor from c->task, a task of the first pass, if it is before `last`. By lane. */
 __device__ __forceinline__ void find_task(const struct scan_args &a, uint32_t last,
                                           struct cursor *c) {
     if (c->task >= last)
         return;
-    const uint32_t chunk = split_task(a, a.stage, c);
+    const uint32_t chunk = split_held(a, c);
     const uint32_t each = c->r->chunk_units / TILE, tiles = (c->r->units + TILE - 1) / TILE,
                    range = chunk / INTERLEAVE * INTERLEAVE;
 
@@ -126,7 +161,7 @@ __device__ __forceinline__ void prepare_query(const struct scan_args &a, uint32_
     const uint32_t lane = threadIdx.x % 32, group = a.pool.geometry.group;
     const uint32_t sets = row_sets(&a.pool.geometry);
     const uint32_t passes = (group + 7) / 8, in = set % sets;
-    const struct lk_cuda_row *r = &a.batch->row[set / sets];
+    const struct lk_cuda_row *r = row_at(a, set / sets);
     const bool bf16 = a.pool.geometry.dtype == LK_BF16;
     const uint32_t head = in / passes, at = in % passes * 8 + g;
     const uint16_t *q = (const uint16_t *)r->q + ((uint64_t)head * group + at) * D;
@@ -313,7 +348,9 @@ __device__ __forceinline__ void sum_rest(const struct scan_args &a, uint32_t tas
     struct cursor c;
 
     c.task = task;
-    const uint32_t chunk = split_task(a, LK_CUDA_REST, &c), from = chunk * c.r->rest_pages,
+    const uint32_t *firsts = a.batch->first[LK_CUDA_REST], row = row_of(firsts, a.held->rows, task);
+    const uint32_t chunk = split_task(a, LK_CUDA_REST, row, row ? firsts[row] : 0, &c),
+                   from = chunk * c.r->rest_pages,
                    last = min(from + c.r->rest_pages, c.r->complete);
     float2 *const to =
         row_parts(c.r, c.head, stride) + (1 + c.r->chunks + c.r->rescan_tiles + chunk) * stride;
@@ -396,7 +433,7 @@ __device__ __forceinline__ void prepare_queries(const struct scan_args &a, uint3
 
     for (uint32_t i = warp_index(); i < SETS * NG * 4; i += a.scanners) {
         const uint32_t set = base + i / (4 * NG), g = i % (4 * NG);
-        if (set <= last && a.batch->row[set / sets].scan)
+        if (set <= last && row_at(a, set / sets)->scan)
             prepare_query<D>(a, set, g, &ret[i / 4]);
     }
     meet(a.scanners);
@@ -411,8 +448,7 @@ struct window {
 /* Of tasks begin .. end - 1; holds none yet. */
 __device__ __forceinline__ struct window open_window(const struct scan_args &a, uint32_t begin,
                                                      uint32_t end) {
-    const uint32_t edge =
-        set_of(a.batch, a.stage, row_sets(&a.pool.geometry), threadIdx.x % 32 ? end - 1 : begin);
+    const uint32_t edge = set_of(a, row_sets(&a.pool.geometry), threadIdx.x % 32 ? end - 1 : begin);
     struct window w = {};
 
     w.base = w.first = __shfl_sync(LK_FULL_WARP, edge, 0);
@@ -438,10 +474,9 @@ __device__ __forceinline__ bool reach_set(const struct scan_args &a, uint32_t se
             return false;
         if (w->held) {
             meet(a.scanners);
-            w->base = set_of(a.batch, a.stage, sets, w->next);
+            w->base = set_of(a, sets, w->next);
         }
-        w->next = w->base + SETS > w->final ? w->end
-                                            : first_of_set(a.batch, a.stage, sets, w->base + SETS);
+        w->next = w->base + SETS > w->final ? w->end : first_of_set(a, sets, w->base + SETS);
         w->held = SETS;
         prepare_queries<D, NG, SETS>(a, w->base, w->final, queries);
     }
