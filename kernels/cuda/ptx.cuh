@@ -253,14 +253,8 @@ __device__ __forceinline__ void bar_arrive(uint32_t bar) {
 }
 /* By the warp, `times` of at most 32. */
 __device__ __forceinline__ void bar_arrive_times(uint32_t bar, uint32_t times) {
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x % 32 == 0)
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(times)
-                     : "memory");
-#else
     if (threadIdx.x % 32 < times)
         bar_arrive(bar);
-#endif
 }
 /* Has the phase ended? */
 __device__ __forceinline__ bool bar_test(uint32_t bar, uint32_t parity) {

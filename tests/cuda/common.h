@@ -155,6 +155,14 @@ struct pool {
 
 /* ---- what does not fit ---- */
 
+/* The shared memory that the device lends a block. */
+static inline uint32_t lent_bytes(void) {
+    int bytes = 0;
+
+    CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    return (uint32_t)bytes;
+}
+
 /* Is the device's shared memory too small for the kernels of a geometry? Then a launcher says so,
  * and else none does. */
 static inline bool refused(const lk_geometry &g, int processors) {
@@ -163,10 +171,8 @@ static inline bool refused(const lk_geometry &g, int processors) {
     buffer<uint32_t> sync;
     buffer<uint64_t> list;
     struct pool p;
-    int lent = 0;
-
-    CUDA(cudaDeviceGetAttribute(&lent, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
-    const bool ret = lk_cuda_shared_least(&g) > (uint32_t)lent;
+    const uint32_t lent = lent_bytes();
+    const bool ret = lk_cuda_shared_least(&g) > lent;
     p.open(g, 4);
     batch.make(1);
     sync.make(lk_cuda_sync_words(&g, 1, 1));
@@ -181,7 +187,7 @@ static inline bool refused(const lk_geometry &g, int processors) {
     for (int x : {pages, supers, run})
         CHECK(x == 0 || x == error, "launch: %s", cudaGetErrorString((cudaError_t)x));
     CHECK(ret == (pages || supers || run),
-          "d %u B %u r %u: %u bytes of shared memory are needed of %d, but builds say %d and %d, a "
+          "d %u B %u r %u: %u bytes of shared memory are needed of %u, but builds say %d and %d, a "
           "step %d",
           g.head_dim, g.page_tokens, g.rank, lk_cuda_shared_least(&g), lent, pages, supers, run);
     CUDA(cudaDeviceSynchronize());
