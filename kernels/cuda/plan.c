@@ -20,10 +20,10 @@
 #define BLOCK_WARPS 8    /* of attend */
 #define CHUNKS      1696 /* of a row: about one a scoring warp of a large device */
 #define CHUNKS_LOW  2208 /* at rank 2 */
-#define SLICES      128 /* of a row's heads together: about one a multiprocessor of a large device */
-#define SLICE_TILES 16  /* at least, if there are several */
-#define HEAD_TOKENS 16  /* appended by a warp */
-#define REST_PAGES  128 /* that a warp sums up at once */
+#define SLICES      128  /* of all heads of a row: about one a multiprocessor of a large device */
+#define SLICE_TILES 16   /* at least, if there are several */
+#define HEAD_TOKENS 16   /* appended by a warp */
+#define REST_PAGES  128  /* that a warp sums up at once */
 
 static uint32_t div_up(uint32_t a, uint32_t b) {
     return (a + b - 1) / b;

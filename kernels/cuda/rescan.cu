@@ -14,8 +14,8 @@
  * scoring warps when their tiles are done. Which warp does what changes no bit: every tile and
  * every task of the rest has a slot of its own.
  *
- * Shared memory: the batch as held, the next task of the rest, queries of WINDOW heads, [warp] notes of tiles,
- * [warp][stage] tiles.
+ * Shared memory: the batch as held, the next task of the rest, queries of WINDOW heads, [warp]
+ * notes of tiles, [warp][stage] tiles.
  */
 #include "scan.cuh"
 

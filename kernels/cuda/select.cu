@@ -1374,7 +1374,7 @@ static int launch_select(const struct lk_cuda_step *step, void *stream) {
     return (int)cudaLaunchKernelEx(&config, kernel, a);
 }
 
-/* A block that could have a multiprocessor for itself, where the device lends what it then wants. */
+/* A block that could have a multiprocessor for itself, if the device lends what it then wants. */
 template <bool PRUNE> static int launch_fitting(const struct lk_cuda_step *step, void *stream) {
     int error = (int)cudaErrorInvalidConfiguration;
 
