@@ -72,8 +72,7 @@ struct locks_options {
     const char *name;     /* shown by locksctl clients; NULL: the program's name */
     uint64_t arena_bytes; /* 0: 64 MiB */
     uint32_t spin_us;     /* of waits; 0: 20 (use 1 for none to speak of) */
-    uint32_t
-        limit_ms; /* a silent daemon is waited for so long; 0: 30000; LOCKS_FOREVER: no limit */
+    uint32_t limit_ms;    /* of silence, see LIMIT; 0: 30000; LOCKS_FOREVER: no limit */
 };
 #define LOCKS_FOREVER UINT32_MAX
 
