@@ -62,7 +62,7 @@ LOCKSD_TEST_DTYPE=bf16 in_build "$plain" 'plain bf16' 300 "$cores" "$plain"/test
 in_build "$plain" cuda 300 1 "$plain"/cuda/test_*
 emulated step 900 132 '' & emulated step 800 132 7 &
 wait
-emulated step 900 2 7 & { emulated step 800 2 7 99; emulated build 900 132 ''; emulated build 800 132 7 99; } &
+emulated step 800 2 7 99 & { emulated step 900 2 7; emulated build 900 132 ''; emulated build 800 132 7 99; } &
 wait
 run 'oracle' 600 tests/tools/check-oracle.sh "$plain" quick
 
