@@ -130,9 +130,17 @@ static void refuse(struct lk_server *server, struct lk_peer *peer, int error, co
     peer->deadline_ns = lk_now_ns() + LK_REFUSED_SECONDS * SECOND_NS;
 }
 
+/* Its words came while nobody looked: they are served next. */
+static bool has_spoken(const struct lk_peer *peer) {
+    struct pollfd fd = {.fd = peer->fd, .events = POLLIN};
+    return poll(&fd, 1, 0) > 0 && (fd.revents & POLLIN);
+}
+
 void lk_peer_expire(struct lk_server *server, struct lk_peer *peer) {
     char why[128];
     if (peer->state == LK_PEER_GREETING) {
+        if (has_spoken(peer))
+            return;
         snprintf(why, sizeof(why), "nothing was said for %d seconds", LK_GREETING_SECONDS);
         refuse(server, peer, -ETIMEDOUT, why);
     } else {

@@ -110,20 +110,25 @@ static struct lk_hello good_hello(void) {
 
 #define WELCOME_FDS 8 /* room for more than come */
 
-/* A connection that is welcomed; ret_fds: what came with it, then -1. */
-static int join(int ret_fds[WELCOME_FDS]) {
-    struct lk_hello hello = good_hello();
+/* ret_fds: what came with it, then -1. */
+static void read_welcome(int fd, int ret_fds[WELCOME_FDS]) {
     union {
         struct lk_message head;
         struct lk_welcome welcome;
     } answer;
     char why[256];
-    int fd = rig_connect(&rig);
-    ck_assert_int_eq(lk_wire_send(fd, &hello.head, NULL, 0), 0);
     ck_assert_int_eq(
         lk_wire_receive(fd, &answer.head, sizeof(answer), ret_fds, WELCOME_FDS, why, sizeof(why)),
         0);
     ck_assert_int_eq(answer.head.type, LK_MSG_WELCOME);
+}
+
+/* A connection that is welcomed; ret_fds as above. */
+static int join(int ret_fds[WELCOME_FDS]) {
+    struct lk_hello hello = good_hello();
+    int fd = rig_connect(&rig);
+    ck_assert_int_eq(lk_wire_send(fd, &hello.head, NULL, 0), 0);
+    read_welcome(fd, ret_fds);
     return fd;
 }
 
@@ -438,6 +443,22 @@ START_TEST(a_silent_peer_is_hung_up_on) {
 }
 END_TEST
 
+/* Nor is who spoke while the daemon was stopped silent. */
+START_TEST(words_not_read_in_time_are_no_silence) {
+    struct lk_hello hello = good_hello();
+    int status, fds[WELCOME_FDS], fd = rig_connect(&rig);
+    assert_serves(); /* so that one is accepted */
+    kill(rig.pid, SIGSTOP);
+    ck_assert_int_eq(waitpid(rig.pid, &status, WUNTRACED), rig.pid);
+    ck_assert_int_eq(lk_wire_send(fd, &hello.head, NULL, 0), 0);
+    usleep(5200000);
+    kill(rig.pid, SIGCONT);
+    read_welcome(fd, fds);
+    close_all(fds);
+    close(fd);
+}
+END_TEST
+
 START_TEST(a_peer_that_does_not_read_is_hung_up_on) {
     struct lk_msg_admin ask = {.verb = "status"};
     int before = settled_descriptors(), fd = rig_connect(&rig), sent = 0;
@@ -650,7 +671,6 @@ START_TEST(an_unknown_verb_is_named) {
 }
 END_TEST
 
-/* A name with control characters reaches neither terminals nor JSON as it is. */
 static bool is_draining(void) {
     char *text, why[256];
     int rc = locks_admin(rig.socket, "status", &text, why, sizeof(why));
@@ -695,6 +715,7 @@ START_TEST(a_verb_of_one_who_left_is_not_carried_out) {
 }
 END_TEST
 
+/* A name with control characters reaches neither terminals nor JSON as it is. */
 START_TEST(names_are_made_harmless) {
     char why[512], *text;
     struct locks_options options = {
@@ -765,6 +786,7 @@ int main(void) {
     tcase_add_test(peers, a_client_too_many_is_told_the_limit);
     tcase_add_test(peers, half_open_connections_have_a_limit);
     tcase_add_test(peers, a_silent_peer_is_hung_up_on);
+    tcase_add_test(peers, words_not_read_in_time_are_no_silence);
     tcase_add_test(peers, a_peer_that_does_not_read_is_hung_up_on);
     tcase_add_test(peers, descriptors_left_unread_have_a_limit);
     tcase_add_test(peers, answers_about_pools);
