@@ -247,19 +247,29 @@ bool lk_lease_has_supers(const struct lk_lease *lease, const struct lk_row_desc 
 
 /* ---- writes ---- */
 
+/* A slot of the client's -> of the lease; UINT64_MAX: none. */
+static enum lk_reason read_slot(const struct lk_lease *lease, const int64_t *client, uint64_t *ret,
+                                struct lk_refusal *ret_refusal) {
+    uint64_t slots = lease->pages * lease->pool->view.geometry.page_tokens;
+    int64_t slot = __atomic_load_n(client, __ATOMIC_RELAXED);
+    *ret = slot < 0 ? UINT64_MAX : (uint64_t)slot;
+    return slot >= 0 && *ret >= slots ? found(ret_refusal, LK_REASON_SLOT, *ret, slots)
+                                      : LK_REASON_NONE;
+}
+
 enum lk_reason lk_lease_write_invalid(struct lk_lease *lease, uint64_t serial, uint32_t layer,
                                       const int64_t *client, uint32_t tokens,
                                       struct lk_refusal *ret) {
     const struct lk_pool *pool = lease->pool;
     uint32_t page_tokens = pool->view.geometry.page_tokens;
-    uint64_t slots = lease->pages * page_tokens, *trial = lease->trial + layer * lease->pages;
+    uint64_t slot, *trial = lease->trial + layer * lease->pages;
     for (uint32_t i = 0; i < tokens; i++) {
-        int64_t slot = __atomic_load_n(&client[i], __ATOMIC_RELAXED);
-        if (slot < 0)
+        enum lk_reason reason = read_slot(lease, &client[i], &slot, ret);
+        if (reason)
+            return reason;
+        if (slot == UINT64_MAX)
             continue;
-        if ((uint64_t)slot >= slots)
-            return found(ret, LK_REASON_SLOT, (uint64_t)slot, slots);
-        uint64_t page = (uint64_t)slot / page_tokens, offset = (uint64_t)slot % page_tokens;
+        uint64_t page = slot / page_tokens, offset = slot % page_tokens;
         uint64_t mark = trial[page] >> 8 == serial
                             ? trial[page] & 0xff
                             : pool->marks[lk_pool_page_at(pool, layer, physical(lease, page))];
@@ -273,14 +283,14 @@ enum lk_reason lk_lease_write_invalid(struct lk_lease *lease, uint64_t serial, u
 static enum lk_reason read_slots(const struct lk_lease *lease, const int64_t *client,
                                  uint32_t tokens, uint64_t *ret_slots, struct lk_refusal *ret) {
     uint32_t page_tokens = lease->pool->view.geometry.page_tokens;
-    uint64_t slots = lease->pages * page_tokens;
+    uint64_t slot;
     for (uint32_t i = 0; i < tokens; i++) {
-        int64_t slot = __atomic_load_n(&client[i], __ATOMIC_RELAXED);
-        if (slot >= 0 && (uint64_t)slot >= slots)
-            return found(ret, LK_REASON_SLOT, (uint64_t)slot, slots);
-        ret_slots[i] = slot < 0 ? UINT64_MAX
-                                : physical(lease, (uint64_t)slot / page_tokens) * page_tokens +
-                                      (uint64_t)slot % page_tokens;
+        enum lk_reason reason = read_slot(lease, &client[i], &slot, ret);
+        if (reason)
+            return reason;
+        ret_slots[i] = slot == UINT64_MAX
+                           ? UINT64_MAX
+                           : physical(lease, slot / page_tokens) * page_tokens + slot % page_tokens;
     }
     return LK_REASON_NONE;
 }

@@ -130,16 +130,15 @@ static void refuse(struct lk_server *server, struct lk_peer *peer, int error, co
     peer->deadline_ns = lk_now_ns() + LK_REFUSED_SECONDS * SECOND_NS;
 }
 
-/* Its words came while nobody looked: they are served next. */
-static bool has_spoken(const struct lk_peer *peer) {
+static bool has_event(const struct lk_peer *peer, short events) {
     struct pollfd fd = {.fd = peer->fd, .events = POLLIN};
-    return poll(&fd, 1, 0) > 0 && (fd.revents & POLLIN);
+    return poll(&fd, 1, 0) > 0 && (fd.revents & events);
 }
 
 void lk_peer_expire(struct lk_server *server, struct lk_peer *peer) {
     char why[128];
     if (peer->state == LK_PEER_GREETING) {
-        if (has_spoken(peer))
+        if (has_event(peer, POLLIN)) /* words that came while nobody looked: served next */
             return;
         snprintf(why, sizeof(why), "nothing was said for %d seconds", LK_GREETING_SECONDS);
         refuse(server, peer, -ETIMEDOUT, why);
@@ -483,8 +482,7 @@ static void carry_out(struct lk_server *server, struct lk_peer *peer,
 /* Whether the peer has closed its end: what it asked for before that, it waits for no more. A half
  * that it shut down is no end. */
 static bool has_left(const struct lk_peer *peer) {
-    struct pollfd fd = {.fd = peer->fd};
-    return poll(&fd, 1, 0) > 0 && (fd.revents & (POLLHUP | POLLERR));
+    return has_event(peer, POLLHUP | POLLERR);
 }
 
 /* Nobody is told what came of it, so nothing is done: whoever gave up waiting for a daemon that was

@@ -75,12 +75,15 @@ static enum lk_reason attend_unfit(struct lk_intake *intake, const struct lk_sub
 
 /* Nothing that rows are checked against changes while the submission is the head of its queue. ->
  * WAIT: more are to be checked in the next tick; STARTED: it is refused. */
-static enum lk_run check_attend(struct lk_intake *intake, struct lk_submission *s) {
+static enum lk_run check_rows(struct lk_intake *intake, struct lk_submission *s,
+                              enum lk_reason unfit(struct lk_intake *intake,
+                                                   const struct lk_submission *s, uint32_t index,
+                                                   struct lk_refusal *ret)) {
     struct lk_refusal refusal;
     for (; s->checked < s->desc->step.rows; s->checked++) {
         if (!lk_chore(intake, 1))
             return LK_RUN_WAIT;
-        if (attend_unfit(intake, s, s->checked, &refusal)) {
+        if (unfit(intake, s, s->checked, &refusal)) {
             refusal.row = s->checked;
             return lk_refuse(intake, s, &refusal);
         }
@@ -116,7 +119,7 @@ static bool place_attend(struct lk_intake *intake, struct lk_work *work, struct 
 }
 
 enum lk_run lk_run_attend_table(struct lk_intake *intake, struct lk_submission *s) {
-    enum lk_run run = s->started ? LK_RUN_TURN : check_attend(intake, s);
+    enum lk_run run = s->started ? LK_RUN_TURN : check_rows(intake, s, attend_unfit);
     if (run != LK_RUN_TURN)
         return run;
     if (s->desc->step.rows == 0)
@@ -172,28 +175,19 @@ static enum lk_reason write_unfit(struct lk_intake *intake, const struct lk_subm
     const struct lk_row_desc *desc = lk_step_rows(&s->desc->step) + index;
     const int64_t *slots = (const int64_t *)(s->channel->open.arena + desc->slots);
     struct lk_lease *lease;
+    intake->chores += desc->tokens;
     enum lk_reason reason =
         lk_find_lease(intake, s->channel, desc->handle, s->desc->step.pool, &lease, ret);
     return reason ? reason
                   : lk_lease_write_invalid(lease, s->serial, desc->layer, slots, desc->tokens, ret);
 }
 
-/* As check_attend(). A lone row is checked when it is placed. */
 static enum lk_run check_write(struct lk_intake *intake, struct lk_submission *s) {
-    struct lk_refusal refusal;
-    uint32_t rows = s->desc->step.rows;
     if (s->checked == 0)
         s->serial = ++intake->submission_serial;
-    for (; rows > 1 && s->checked < rows; s->checked++) {
-        if (!lk_chore(intake, lk_step_rows(&s->desc->step)[s->checked].tokens))
-            return LK_RUN_WAIT;
-        if (write_unfit(intake, s, s->checked, &refusal)) {
-            refusal.row = s->checked;
-            return lk_refuse(intake, s, &refusal);
-        }
-    }
-    s->started = true;
-    return LK_RUN_TURN;
+    if (s->desc->step.rows == 1)
+        s->checked = 1; /* a lone row is checked when it is placed */
+    return check_rows(intake, s, write_unfit);
 }
 
 enum lk_run lk_run_write(struct lk_intake *intake, struct lk_submission *s) {
@@ -230,7 +224,7 @@ static struct lk_pair read_pair(const struct lk_submission *s, uint32_t index) {
                             __atomic_load_n(&list[(size_t)2 * index + 1], __ATOMIC_RELAXED)};
 }
 
-/* As check_attend(). The lease has no copies in the batch that is being filled. */
+/* As check_rows(). The lease has no copies in the batch that is being filled. */
 static enum lk_run check_copies(struct lk_intake *intake, struct lk_submission *s,
                                 struct lk_lease *lease) {
     struct lk_refusal refusal;

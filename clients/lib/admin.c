@@ -14,7 +14,7 @@
 #include "../../shm_protocol/wire.h"
 
 #define JSON_BYTES_MAX (UINT64_C(64) << 20) /* far above any status */
-#define LIMIT_NS       (UINT64_C(1000000) * LK_CLIENT_LIMIT_MS)
+#define LIMIT_NS       (LK_CLIENT_NS_A_MS * LK_CLIENT_LIMIT_MS)
 
 /* The memfd's text as a string. */
 static int read_text(int fd, uint64_t bytes, char **ret, char *why, size_t why_bytes) {

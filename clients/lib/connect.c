@@ -135,7 +135,7 @@ int locks_connect(const struct locks_options *options, struct locks **ret) {
     l->spin_ns = UINT64_C(1000) * (o.spin_us ? o.spin_us : SPIN_US_DEFAULT);
     l->limit_ns = o.limit_ms == LOCKS_FOREVER
                       ? LK_CLIENT_FOREVER
-                      : UINT64_C(1000000) * (o.limit_ms ? o.limit_ms : LK_CLIENT_LIMIT_MS);
+                      : LK_CLIENT_NS_A_MS * (o.limit_ms ? o.limit_ms : LK_CLIENT_LIMIT_MS);
     int r = open_connection(l, &o);
     if (r) {
         memcpy(connect_error, l->error, sizeof(connect_error));

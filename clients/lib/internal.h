@@ -43,6 +43,7 @@
 #define LK_CLIENT_ERROR_BYTES 512
 #define LK_CLIENT_FOREVER     UINT64_MAX
 #define LK_CLIENT_NONE        UINT32_MAX
+#define LK_CLIENT_NS_A_MS     UINT64_C(1000000)
 
 struct lk_flight {
     uint64_t user_data;

@@ -16,8 +16,6 @@
 #include "../../shm_protocol/printable.h"
 #include "../../shm_protocol/wire.h"
 
-#define NS_A_MS UINT64_C(1000000)
-
 static const char *hint(int error) {
     switch (error) {
     case ENOENT:
@@ -68,7 +66,7 @@ int lk_client_dial(const char *path, uint64_t limit_ns, char *why, size_t why_by
             why, why_bytes,
             "cannot connect to %s: as many wait there as may, and the daemon took none of them "
             "for %" PRIu64 " ms",
-            path, limit_ns / NS_A_MS);
+            path, limit_ns / LK_CLIENT_NS_A_MS);
     else
         snprintf(why, why_bytes, "cannot connect to %s: %s%s", path, strerror(-r), hint(-r));
     if (fd >= 0)
@@ -118,7 +116,7 @@ int lk_client_answer(int socket, uint64_t limit_ns, uint16_t type, struct lk_mes
     int received[LK_WIRE_FDS_MAX];
     if (await(socket, limit_ns)) {
         snprintf(why, why_bytes, "the daemon did not answer %s within %" PRIu64 " ms",
-                 name_of_answer(type), limit_ns / NS_A_MS);
+                 name_of_answer(type), limit_ns / LK_CLIENT_NS_A_MS);
         return -ETIMEDOUT;
     }
     int r = lk_wire_receive(socket, &packet.head, sizeof(packet), received, fds, why, why_bytes);

@@ -14,7 +14,6 @@
 #include "../../shm_protocol/atomics.h"
 
 #define LOOKS_PER_CLOCK 16 /* pauses between two readings of the clock: half a microsecond */
-#define NS_A_MS         UINT64_C(1000000)
 #define FOREVER         LK_CLIENT_FOREVER
 
 static uint64_t now_ns(void) {
@@ -145,7 +144,7 @@ static void keep(struct locks *l, const struct lk_cqe *cqe) {
 }
 
 static uint64_t limit_ms(const struct locks *l) {
-    return l->limit_ns / NS_A_MS;
+    return l->limit_ns / LK_CLIENT_NS_A_MS;
 }
 
 int lk_client_land(struct locks *locks, uint16_t op) {
@@ -218,7 +217,8 @@ static bool is_flying(const struct locks *l, uint32_t flight) {
 }
 
 int locks_late(struct locks *locks, int timeout_ms, locks_handle *ret) {
-    uint64_t deadline = 0, span = timeout_ms < 0 ? FOREVER : (uint64_t)timeout_ms * NS_A_MS;
+    uint64_t deadline = 0,
+             span = timeout_ms < 0 ? FOREVER : (uint64_t)timeout_ms * LK_CLIENT_NS_A_MS;
     uint32_t flight = locks->late;
     struct lk_cqe cqe;
     if (flight == LK_CLIENT_NONE)
@@ -284,7 +284,8 @@ int locks_wait(struct locks *locks, int timeout_ms, struct locks_completion *ret
         return lk_client_fail(locks, -EINVAL,
                               "nothing is in flight%s: there is nothing to wait for",
                               late ? " but a call that is late" : "");
-    int r = wait_for_one(locks, timeout_ms < 0 ? FOREVER : (uint64_t)timeout_ms * NS_A_MS, ret);
+    int r = wait_for_one(locks, timeout_ms < 0 ? FOREVER : (uint64_t)timeout_ms * LK_CLIENT_NS_A_MS,
+                         ret);
     return r == -ETIMEDOUT ? lk_client_fail(locks, r, "no completion came within %d ms", timeout_ms)
                            : r;
 }
