@@ -68,6 +68,12 @@ __device__ __forceinline__ uint32_t bar_address(const uint64_t *bar) {
     return (uint32_t)__cvta_generic_to_shared(bar);
 }
 
+/* By the warp, `times` of at most 32. */
+__device__ __forceinline__ void bar_arrive_times(uint32_t bar, uint32_t times) {
+    if (threadIdx.x % 32 < times)
+        bar_arrive(bar);
+}
+
 /* By one thread, before the block meets. */
 __device__ __forceinline__ void init_ring(struct ring *r, uint32_t slots) {
 #pragma unroll 1

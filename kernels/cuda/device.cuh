@@ -164,7 +164,7 @@ lk_page_keys_device(const struct lk_pool_view &p, uint32_t layer, uint64_t page,
 
 /* Shared memory of a kernel's block, in bytes: `fixed`, and `each` for every one of its parts (a
  * warp that scores, slots, a page), of which it has at least one and `most` at most. More parts are
- * faster and change no result. */
+ * faster and change no result but the last bits of rows of many queries (attend.cu). */
 struct lk_shared {
     uint32_t fixed, each, most;
 };

@@ -251,11 +251,6 @@ __device__ __forceinline__ void bar_init(uint32_t bar, uint32_t arrivals) {
 __device__ __forceinline__ void bar_arrive(uint32_t bar) {
     asm volatile("{.reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [%0];}" ::"r"(bar) : "memory");
 }
-/* By the warp, `times` of at most 32. */
-__device__ __forceinline__ void bar_arrive_times(uint32_t bar, uint32_t times) {
-    if (threadIdx.x % 32 < times)
-        bar_arrive(bar);
-}
 /* Has the phase ended? */
 __device__ __forceinline__ bool bar_test(uint32_t bar, uint32_t parity) {
     uint32_t done;

@@ -36,9 +36,6 @@ struct alignas(8) uint2 {
 struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
-struct alignas(8) int2 {
-    int x, y;
-};
 struct alignas(16) int4 {
     int x, y, z, w;
 };
@@ -150,11 +147,6 @@ template <class T> static inline void __stcg(T *at, T x) {
 template <class T> static inline T atomicAdd(T *at, T x) {
     T before = *at;
     *at += x;
-    return before;
-}
-static inline int atomicMax(int *at, int x) {
-    int before = *at;
-    *at = max(before, x);
     return before;
 }
 static inline uint32_t atomicOr(uint32_t *at, uint32_t x) {

@@ -217,10 +217,6 @@ static inline void bar_init(uint32_t bar, uint32_t arrivals) {
 static inline void bar_arrive(uint32_t bar) {
     emulated::barrier_arrive(barrier_at(bar));
 }
-static inline void bar_arrive_times(uint32_t bar, uint32_t times) {
-    if (threadIdx.x % 32 < times)
-        bar_arrive(bar);
-}
 static inline bool bar_test(uint32_t bar, uint32_t parity) {
     return emulated::barrier_passed(barrier_at(bar), parity);
 }
@@ -317,9 +313,6 @@ static inline void team_barrier(void) {
 }
 static inline uint32_t team_address(const void *own, uint32_t rank) {
     return shared_address(own, rank);
-}
-static inline void team_store(uint32_t address, uint4 x) {
-    *(uint4 *)at_address(address) = x;
 }
 static inline void team_put(uint32_t address, uint32_t x) {
     *(uint32_t *)at_address(address) = x;
