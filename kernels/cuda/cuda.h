@@ -86,7 +86,8 @@ struct lk_cuda_batch {
 /* Strides and sizes of this backend's records: bytes as DESIGN counts, strides padded to 16. */
 void lk_cuda_layout(const struct lk_geometry *geometry, struct lk_layout *ret);
 /* Bytes of shared memory that a block of the kernels for a geometry needs at least. What the device
- * lends beyond (cudaDevAttrMaxSharedMemoryPerBlockOptin) makes steps faster; bits it changes only of rows of many queries. */
+ * lends beyond (cudaDevAttrMaxSharedMemoryPerBlockOptin) makes steps faster; it changes the bits of
+ * rows of many queries alone. */
 uint32_t lk_cuda_shared_least(const struct lk_geometry *geometry);
 /* Bytes of workspace of a row; a function of the row alone. */
 uint64_t lk_cuda_row_workspace_bytes(const struct lk_row *row);
