@@ -15,9 +15,9 @@
  * they are read: their weight is 0, but they may hold anything.
  *
  * Merging: a lane keeps its out as float4 {channel, + 1, + 8, + 9} of a query, and so it stays in
- * shared memory and in partials: warps scale theirs to the highest peak of a query and are added in
- * order, slices by the last block to finish one of them, in order. The number of slices depends on
- * the row alone.
+ * shared memory and in partials. Warps of a slice, then slices, are added in order, each scaled to
+ * the highest peak of a query; slices by the last block to finish one of them. The number of slices
+ * depends on the row alone.
  *
  * Edge cases: tokens beyond a query's own position get weight 0 by selection, and beyond the length
  * nothing counts; no token: out 0, LSE -inf.
@@ -31,10 +31,9 @@
 struct shared {
     struct ring ring;
     float4 out[WARPS][ROOM];
-    float peak[2][WARPS][2 * QUERIES];            /* by turns */
-    struct lk_cuda_stat stat[WARPS][2 * QUERIES]; /* scaled, as out is */
+    struct lk_cuda_stat stat[WARPS][2 * QUERIES];
     alignas(16) struct lk_cuda_head found[JOBS];
-    float mass[WARPS * QUERIES], inverse[WARPS * QUERIES]; /* of queries: captured; 1 / sum */
+    float mass[WARPS * QUERIES]; /* captured, of queries */
     uint32_t last;
 };
 
@@ -339,199 +338,169 @@ template <int D> __device__ __forceinline__ struct piece make_piece(uint32_t ind
     return {band * QUERIES + lane / 4, 16 * tile + 2 * (lane % 4)};
 }
 
-/* All of a query's tokens: its results but the output. */
-__device__ __forceinline__ void finish_state(const struct work &t, uint32_t query,
-                                             const struct lk_cuda_stat &all) {
-    t.s->inverse[query] = all.mass > 0 ? 1.f / all.mass : 0.f;
-    finish_query(t.a, t.j, t.found, t.s->mass, query, all);
+/* Of a query and some of its channels: the sums of all parts so far, scaled to their peak. */
+template <int PIECES> struct sums {
+    struct lk_cuda_stat stat;
+    float4 out[PIECES];
+};
+
+template <int PIECES> __device__ __forceinline__ struct sums<PIECES> no_sums() {
+    struct sums<PIECES> ret = {};
+
+    ret.stat.peak = -INFINITY;
+    return ret;
 }
 
+/* Add parts in order. */
+template <int PARTS, int PIECES>
+__device__ __forceinline__ void add_parts(const float4 stat[PARTS], const float4 out[PIECES][PARTS],
+                                          struct sums<PIECES> *all) {
+    float top = all->stat.peak;
+
+#pragma unroll
+    for (int i = 0; i < PARTS; i++)
+        top = fmaxf(top, stat[i].x);
+    const float fade = shrink(all->stat.peak, top);
+    struct sums<PIECES> ret = no_sums<PIECES>();
+
+    ret.stat = {top, all->stat.mass * fade, all->stat.kept * fade, 0.f};
+#pragma unroll
+    for (int x = 0; x < PIECES; x++)
+        add_scaled(&ret.out[x], all->out[x], fade);
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+        const float f = shrink(stat[i].x, top);
+        ret.stat.mass = fmaf(stat[i].y, f, ret.stat.mass);
+        ret.stat.kept = fmaf(stat[i].z, f, ret.stat.kept);
+#pragma unroll
+        for (int x = 0; x < PIECES; x++)
+            add_scaled(&ret.out[x], out[x][i], f);
+    }
+    *all = ret;
+}
+
+/* All of a query's tokens are in `all`: to its output, the channels of `e`; who has the first ones
+ * sees to its other results. */
 template <int D>
 __device__ __forceinline__ void store_out(const struct work &t, const struct piece &e,
-                                          const float4 &v) {
-    const float f = t.s->inverse[e.query];
+                                          const struct lk_cuda_stat &all, const float4 &v) {
+    const float f = all.mass > 0 ? 1.f / all.mass : 0.f;
     float *out = t.j.out + (uint64_t)query_index(t.a, t.j, e.query) * D + e.channel;
 
     *(float2 *)out = make_float2(v.x * f, v.y * f);
     *(float2 *)(out + 8) = make_float2(v.z * f, v.w * f);
+    if (e.channel == 0)
+        finish_query(t.a, t.j, t.found, t.s->mass, e.query, all);
 }
 
-/* What the warps that hold the same queries as warp `first` have left at `at`, in order. */
-__device__ __forceinline__ float4 add_warps(const struct work &t, uint32_t first, uint32_t at) {
-    const uint32_t step = query_warps(t.j);
-    float4 sum = make_float4(0, 0, 0, 0);
-
-#pragma unroll
-    for (int i = 0; i < WARPS; i++)
-        if (first + i * step < WARPS)
-            add_scaled(&sum, t.s->out[first + i * step][at], 1.f);
-    return sum;
+/* Bytes of the outputs of a job's bands in a partial; its stats follow. */
+__device__ __forceinline__ uint32_t partial_outs(uint32_t bands, uint32_t d) {
+    return bands * QUERIES * d * 4;
 }
 
-/* The same of a query's sums. */
-template <int BANDS>
-__device__ __forceinline__ struct lk_cuda_stat add_stats(const struct work &t, uint32_t query) {
-    const uint32_t step = query_warps(t.j), first = query / (BANDS * QUERIES);
-    const uint32_t in = query % (BANDS * QUERIES);
-    struct lk_cuda_stat all = {t.s->stat[first][in].peak, 0.f, 0.f, 0.f};
+/* All slices of a job, in order: to the output. A band is one warp's, or shared by several; PIECES
+ * float4 of a thread at a time, PARTS slices. ALONE: one band, so addresses are constant steps. */
+template <bool ALONE, int D, int PARTS, int PIECES>
+__device__ __forceinline__ void merge_slices(const struct work &t) {
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
+    const uint32_t bands = ALONE ? 1 : t.j.bands, log = 31 - __clz(bands), sharing = WARPS >> log;
+    const uint32_t band = warp & (bands - 1), query = band * QUERIES + lane / 4;
+    const uint64_t step =
+        ALONE ? QUERIES * (4 * D + sizeof(struct lk_cuda_stat)) : t.j.partial_bytes;
+    const uint32_t slices = query < t.j.queries ? t.j.slices : 0;
+    const uint8_t *const partials = t.j.partials;
 
-#pragma unroll
-    for (int i = 0; i < WARPS; i++)
-        if (first + i * step < WARPS) {
-            all.mass += t.s->stat[first + i * step][in].mass;
-            all.kept += t.s->stat[first + i * step][in].kept;
-        }
-    return all;
-}
-
-/* ---- slices ---- */
-
-/* Factors of slices, [query][slice]; all queries at once, `lanes` of a warp each. */
-template <int D>
-__device__ __forceinline__ void weigh_slices(const struct work &t, uint32_t lanes_log) {
-    const uint32_t lanes = 1u << lanes_log, query = threadIdx.x >> lanes_log,
-                   lane = threadIdx.x & (lanes - 1), end = query < t.j.queries ? t.j.slices : 0;
-    const uint8_t *stats =
-        t.j.partials + t.j.bands * QUERIES * D * 4 + query * sizeof(struct lk_cuda_stat);
-    float *factors = &t.s->out[0][0].x + query * t.j.slices;
-    auto load = [&](uint32_t i) {
-        return i < end ? __ldcg((const float4 *)(stats + i * t.j.partial_bytes))
-                       : make_float4(-INFINITY, 0.f, 0.f, 0.f);
-    };
-    const float4 own = load(lane);
-    struct lk_cuda_stat all = {own.x, own.y, own.z, 0.f};
-
-#pragma unroll 4
-    for (uint32_t i = lane + lanes; i < end; i += lanes) {
-        const float4 v = load(i);
-        const float top = fmaxf(all.peak, v.x), fade = shrink(all.peak, top), f = shrink(v.x, top);
-        all = {top, fmaf(v.y, f, all.mass * fade), fmaf(v.z, f, all.kept * fade), 0.f};
-        factors[i] = v.x;
-    }
-    float top = all.peak;
-    for (uint32_t b = 1; b < lanes; b <<= 1)
-        top = fmaxf(top, __shfl_xor_sync(LK_FULL_WARP, top, b));
-    const float fade = shrink(all.peak, top);
-    all = {top, all.mass * fade, all.kept * fade, 0.f};
-    for (uint32_t b = 1; b < lanes; b <<= 1) {
-        all.mass += __shfl_xor_sync(LK_FULL_WARP, all.mass, b);
-        all.kept += __shfl_xor_sync(LK_FULL_WARP, all.kept, b);
-    }
-    if (lane < end)
-        factors[lane] = shrink(own.x, top);
 #pragma unroll 1
-    for (uint32_t i = lane + lanes; i < end; i += lanes)
-        factors[i] = shrink(factors[i], top);
-    if (lane == 0 && end)
-        finish_state(t, query, all);
-}
-
-/* All slices of a job, in order: to the output. PIECES float4 of a thread at a time. */
-template <int D, int PIECES>
-__device__ __forceinline__ void merge_slices(const struct work &t, uint32_t lanes_log) {
-    const uint32_t slices = t.j.slices, pieces = t.j.bands * 2 * D;
-    const uint64_t step = t.j.partial_bytes;
-    const float *factors = &t.s->out[0][0].x;
-    float4 o[PIECES][PARTIALS];
-    auto wanted = [&](uint32_t index) {
-        return index < pieces && make_piece<D>(index).query < t.j.queries;
-    };
-    auto load = [&](uint32_t first, uint32_t base) {
-#pragma unroll
-        for (int x = 0; x < PIECES; x++) {
-            const uint32_t index = first + x * THREADS;
-            const uint8_t *from = t.j.partials + base * step + 16 * index;
-            const uint32_t count = wanted(index) ? slices - base : 0;
-#pragma unroll
-            for (uint32_t i = 0; i < PARTIALS; i++)
-                o[x][i] =
-                    i < count ? __ldcg((const float4 *)(from + i * step)) : make_float4(0, 0, 0, 0);
-        }
-    };
-
-    load(threadIdx.x, 0);
-    weigh_slices<D>(t, lanes_log);
-    meet();
+    for (uint32_t tile = warp >> log; tile < D / 16; tile += PIECES * sharing) {
+        const uint8_t *stats = partials + partial_outs(bands, D) + 16 * query;
+        const uint8_t *outs = partials + ((band * (D / 16) + tile) * 32 + lane) * 16;
+        struct sums<PIECES> all = no_sums<PIECES>();
 #pragma unroll 1
-    for (uint32_t first = threadIdx.x; first < pieces; first += PIECES * THREADS) {
-        float4 sum[PIECES] = {};
-#pragma unroll 1
-        for (uint32_t base = 0; base < slices; base += PARTIALS) {
-            if (base || first >= THREADS)
-                load(first, base);
+        for (uint32_t base = 0; base < slices; base += PARTS) {
+            float4 stat[PARTS], out[PIECES][PARTS];
 #pragma unroll
-            for (int x = 0; x < PIECES; x++) {
-                const float *f = factors + make_piece<D>(first + x * THREADS).query * slices + base;
-                if (wanted(first + x * THREADS))
+            for (uint32_t i = 0; i < PARTS; i++) {
+                const bool there = base + i < slices;
+                stat[i] = there ? __ldcg((const float4 *)(stats + i * step))
+                                : make_float4(-INFINITY, 0.f, 0.f, 0.f);
 #pragma unroll
-                    for (uint32_t i = 0; i < PARTIALS; i++)
-                        if (base + i < slices)
-                            add_scaled(&sum[x], o[x][i], f[i]);
+                for (uint32_t x = 0; x < PIECES; x++)
+                    out[x][i] = there && tile + x * sharing < D / 16
+                                    ? __ldcg((const float4 *)(outs + i * step + x * sharing * 512))
+                                    : make_float4(0, 0, 0, 0);
             }
+            add_parts<PARTS>(stat, out, &all);
+            stats += PARTS * step;
+            outs += PARTS * step;
         }
 #pragma unroll
-        for (int x = 0; x < PIECES; x++)
-            if (wanted(first + x * THREADS))
-                store_out<D>(t, make_piece<D>(first + x * THREADS), sum[x]);
+        for (uint32_t x = 0; x < PIECES; x++)
+            if (slices && tile + x * sharing < D / 16) {
+                const uint32_t channel = 16 * (tile + x * sharing) + 2 * (lane % 4);
+                store_out<D>(t, {query, channel}, all.stat, all.out[x]);
+            }
     }
+    meet();
 }
 
 /* ---- a slice's warps ---- */
 
-/* Scale the warp's state to the highest peaks of the warps that hold the same queries. */
+/* What the warp has of its queries' sums, for the others. */
 template <int D, int BANDS>
-__device__ __forceinline__ void level_state(const struct work &t, uint32_t turn,
-                                            struct state<D, BANDS> *w) {
-    const uint32_t lane = threadIdx.x % 32, r = lane >> 2, c = lane & 3, warp = warp_index();
-    const uint32_t step = query_warps(t.j), first = warp % step;
-    float(*peak)[2 * QUERIES] = t.s->peak[turn % 2];
+__device__ __forceinline__ void leave_stats(const struct work &t, const struct state<D, BANDS> &w) {
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
 
 #pragma unroll
-    for (int h = 0; h < BANDS; h++)
-        if (c == 0)
-            peak[warp][QUERIES * h + r] = w->peak[h];
-    meet(); /* and the slice before is added up */
-#pragma unroll
     for (int h = 0; h < BANDS; h++) {
-        float top = -INFINITY, mass = w->mass[h], kept = w->kept[h];
+        float mass = w.mass[h], kept = w.kept[h];
 #pragma unroll
         for (int b = 1; b < 4; b <<= 1) {
             mass += __shfl_xor_sync(LK_FULL_WARP, mass, b);
             kept += __shfl_xor_sync(LK_FULL_WARP, kept, b);
         }
-#pragma unroll
-        for (int i = 0; i < WARPS; i++)
-            if (first + i * step < WARPS)
-                top = fmaxf(top, peak[first + i * step][QUERIES * h + r]);
-        const float f = shrink(w->peak[h], top);
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) {
-            w->o[i][2 * h] *= f;
-            w->o[i][2 * h + 1] *= f;
-        }
-        if (c == 0)
-            t.s->stat[warp][QUERIES * h + r] = {top, mass * f, kept * f, 0.f};
+        if (lane % 4 == 0)
+            t.s->stat[warp][QUERIES * h + lane / 4] = {w.peak[h], mass, kept, 0.f};
     }
 }
 
+/* What the warps that hold query `in` of warp `first` have left of it at `at`, in order: each
+ * step-th warp. */
+__device__ __forceinline__ struct sums<1> add_warps(const struct work &t, uint32_t first,
+                                                    uint32_t step, uint32_t in, uint32_t at) {
+    struct sums<1> all = no_sums<1>();
+    float4 stat[WARPS], out[1][WARPS];
+
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) {
+        const bool there = first + i * step < WARPS;
+        const uint32_t warp = there ? first + i * step : 0;
+        stat[i] =
+            there ? *(const float4 *)&t.s->stat[warp][in] : make_float4(-INFINITY, 0.f, 0.f, 0.f);
+        out[0][i] = t.s->out[warp][at];
+    }
+    add_parts<WARPS>(stat, out, &all);
+    return all;
+}
+
 /* The block's warps have a slice: to its partial, or, if it is the only one, to the results. What a
- * warp has goes through shared memory by ROOM float4 of [band][D / 16][32]. */
+ * warp has goes through shared memory by ROOM float4 of [band][D / 16][32]. `again`: after another
+ * slice of the job. */
 template <int D, int BANDS>
-__device__ __forceinline__ void finish_slice(const struct work &t, uint32_t slice,
+__device__ __forceinline__ void finish_slice(const struct work &t, uint32_t slice, bool again,
                                              struct state<D, BANDS> *w) {
     constexpr int OWN = BANDS * 2 * D;
-    const uint32_t lane = threadIdx.x % 32, queries = t.j.queries;
-    const bool only = t.j.slices == 1;
+    const uint32_t lane = threadIdx.x % 32, step = BANDS == 1 ? 1 : query_warps(t.j);
     uint8_t *partial = t.j.partials + slice * t.j.partial_bytes;
-    float4 *stats = (float4 *)(partial + t.j.bands * QUERIES * D * 4);
+    uint8_t *stats = partial + partial_outs(t.j.bands, D);
     float4 *out = t.s->out[warp_index()];
 
     copy_wait<0>(); /* load_found(), by whom it was called */
-    level_state(t, slice, w);
 #pragma unroll
     for (int base = 0; base < OWN; base += ROOM) {
-        if (base)
+        if (base || again)
             meet(); /* what is there is added up */
+        if (base == 0)
+            leave_stats(t, *w);
 #pragma unroll
         for (int x = base; x < OWN && x < base + ROOM; x += 32) {
             const int i = x / 32 % (D / 16) * 2, h = x / (2 * D) * 2;
@@ -539,26 +508,22 @@ __device__ __forceinline__ void finish_slice(const struct work &t, uint32_t slic
                 make_float4(w->o[i][h], w->o[i][h + 1], w->o[i + 1][h], w->o[i + 1][h + 1]);
         }
         meet();
-        if (base == 0 && threadIdx.x < queries) {
-            const struct lk_cuda_stat all = add_stats<BANDS>(t, threadIdx.x);
-            if (only)
-                finish_state(t, threadIdx.x, all);
-            else
-                __stcg(&stats[threadIdx.x], make_float4(all.peak, all.mass, all.kept, 0.f));
-        }
-        if (base == 0 && only)
-            meet();
 #pragma unroll 1
-        for (uint32_t first = 0; first < query_warps(t.j); first++) {
+        for (uint32_t first = 0; first < step; first++) {
             const uint32_t index = first * OWN + base + threadIdx.x;
             const struct piece e = make_piece<D>(index);
-            if (base + threadIdx.x >= OWN || e.query >= queries)
+            if (base + threadIdx.x >= OWN || e.query >= t.j.queries)
                 break;
-            const float4 sum = add_warps(t, first, threadIdx.x);
-            if (only)
-                store_out<D>(t, e, sum);
-            else
-                __stcg((float4 *)(partial + 16 * index), sum);
+            const struct sums<1> all =
+                add_warps(t, first, step, e.query % (BANDS * QUERIES), threadIdx.x);
+            if (t.j.slices == 1) {
+                store_out<D>(t, e, all.stat, all.out[0]);
+                continue;
+            }
+            __stcg((float4 *)partial + index, all.out[0]);
+            if (e.channel == 0)
+                __stcg((float4 *)stats + e.query,
+                       make_float4(all.stat.peak, all.stat.mass, all.stat.kept, 0.f));
         }
     }
     clear_state(w);
@@ -568,10 +533,12 @@ __device__ __forceinline__ void finish_slice(const struct work &t, uint32_t slic
 template <int D> __device__ __forceinline__ void finish_job(const struct work &t, uint32_t count) {
     if (!all_done(t.j, count, &t.s->last))
         return;
-    if (t.j.slices > 1 && t.j.bands == 1)
-        merge_slices<D, 1>(t, 5);
+    if (t.j.slices > 1 && t.j.bands > 1)
+        merge_slices<false, D, PARTIALS / 2, 2>(t);
+    else if (t.j.slices > PARTIALS / 2)
+        merge_slices<true, D, PARTIALS, 1>(t);
     else if (t.j.slices > 1)
-        merge_slices<D, 2>(t, __clz(t.j.bands) - 26); /* 32 / bands */
+        merge_slices<true, D, PARTIALS / 2, 1>(t);
     if (threadIdx.x == 0)
         finish_head(t.a, t.j, t.found, t.s->mass);
 }
@@ -587,7 +554,7 @@ __device__ __forceinline__ void run_alone(const struct work &t, uint32_t slice, 
     load_queries(t.a, t.j, 0, &w);
     clear_state(&w);
 #pragma unroll 1
-    for (; slice < last; slice++) {
+    for (const uint32_t begun = slice; slice < last; slice++) {
         const uint32_t tiles = slice_end(t.j, slice + 1) - slice_end(t.j, slice),
                        warp = warp_index();
         struct place p = next_place(*at, warp, t.count);
@@ -600,7 +567,7 @@ __device__ __forceinline__ void run_alone(const struct work &t, uint32_t slice, 
             p = next_place(p, WARPS, t.count);
         }
         *at = next_place(*at, tiles, t.count);
-        finish_slice(t, slice, &w);
+        finish_slice(t, slice, slice > begun, &w);
     }
 }
 
@@ -620,7 +587,7 @@ __device__ __forceinline__ void run_together(const struct work &t, uint32_t slic
     load_queries(t.a, t.j, query, &w);
     clear_state(&w);
 #pragma unroll 1
-    for (; slice < last; slice++) {
+    for (const uint32_t begun = slice; slice < last; slice++) {
         const uint32_t tiles = slice_end(t.j, slice + 1) - slice_end(t.j, slice);
         struct place p[2] = {next_place(*at, warp / depth, t.count)};
 
@@ -641,7 +608,7 @@ __device__ __forceinline__ void run_together(const struct work &t, uint32_t slic
             p[0] = next_place(p[0], step, t.count);
         }
         *at = next_place(*at, tiles, t.count);
-        finish_slice(t, slice, &w);
+        finish_slice(t, slice, slice > begun, &w);
     }
 }
 
