@@ -155,7 +155,7 @@ template <bool BF16, int D, int BANDS>
 __device__ __forceinline__ void multiply_keys(const struct job &j, const uint8_t *slot,
                                               const struct state<D, BANDS> &w, float z[2][4]) {
     const uint32_t in = threadIdx.x % 8, m = threadIdx.x % 32 / 8; /* matrix [octet][channels] */
-    const uint8_t *keys = slot + m / 2 * octet_step(j) + in * BOX_ROW;
+    const uint8_t *keys = slot + m / 2 * octet_step<D>(j) + in * BOX_ROW;
     float more[2][4] = {};
     uint32_t b[4];
 
@@ -164,7 +164,7 @@ __device__ __forceinline__ void multiply_keys(const struct job &j, const uint8_t
         const uint32_t *q = w.q[i], q2 = BANDS > 1 ? q[2 * BANDS - 2] : 0,
                        q3 = BANDS > 1 ? q[2 * BANDS - 1] : 0;
         float(*to)[4] = i % 2 ? more : z;
-        load_matrices(b, keys + i / 4 * COLUMN + 16 * (2 * (i % 4) ^ m % 2 ^ in));
+        load_matrices(b, keys + i / 4 * column_step(j) + 16 * (2 * (i % 4) ^ m % 2 ^ in));
         mma_k16<BF16>(to[0], q[0], q2, q[1], q3, b[0], b[1]);
         mma_k16<BF16>(to[1], q[0], q2, q[1], q3, b[2], b[3]);
     }
@@ -185,14 +185,14 @@ multiply_keys_wide(const struct work &t, const struct place p[TILES], const stru
 #pragma unroll
     for (int i = 0; i < TILES; i++)
         b[i] = wide_matrix((uint32_t)__cvta_generic_to_shared(t.slots + p[i].slot * (64 * D)),
-                           octet_step(t.j));
+                           octet_step<D>(t.j));
     wide_begin();
 #pragma unroll
     for (int x = 0; x < D / 16; x++)
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
             const uint32_t a[4] = {w.q[x][0], w.q[x][2], w.q[x][1], w.q[x][3]};
-            wide_rows<BF16>(z[i], a, wide_offset(b[i], x / 4 * COLUMN + 32 * (x % 4)));
+            wide_rows<BF16>(z[i], a, wide_offset(b[i], x / 4 * column_step(t.j) + 32 * (x % 4)));
         }
     wide_end();
 }
@@ -232,14 +232,14 @@ __device__ __forceinline__ void multiply_values(const struct job &j, const uint8
                                                 const struct note n[2], const float z[2][4],
                                                 struct state<D, BANDS> *w) {
     const uint32_t in = threadIdx.x % 8, m = threadIdx.x % 32 / 8; /* matrix [channels][octet] */
-    const uint8_t *values = slot + values_step(j) + m % 2 * octet_step(j) + in * BOX_ROW;
+    const uint8_t *values = slot + values_step<D>(j) + m % 2 * octet_step<D>(j) + in * BOX_ROW;
     const uint32_t mask[2] = {there_mask(n[0].there), there_mask(n[1].there)};
     const struct weights a = pack_weights<BF16, BANDS>(z);
     uint32_t b[4];
 
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
-        load_transposed(b, values + i / 4 * COLUMN + 16 * (2 * (i % 4) ^ m / 2 ^ in));
+        load_transposed(b, values + i / 4 * column_step(j) + 16 * (2 * (i % 4) ^ m / 2 ^ in));
 #pragma unroll
         for (int x = 0; x < 4 && !WHOLE; x++)
             b[x] &= mask[x % 2];
@@ -257,11 +257,11 @@ template <bool BF16, int D>
 __device__ __forceinline__ void multiply_values_wide(const struct job &j, const uint8_t *slot,
                                                      const struct weights &a,
                                                      struct state<D, 2> *w) {
-    const uint32_t values = (uint32_t)__cvta_generic_to_shared(slot) + values_step(j);
+    const uint32_t values = (uint32_t)__cvta_generic_to_shared(slot) + values_step<D>(j);
 
 #pragma unroll
     for (int i = 0; i < D / BOX_CHANNELS; i++) {
-        const uint64_t b = wide_matrix(values + i * COLUMN, octet_step(j));
+        const uint64_t b = wide_matrix(values + i * column_step(j), octet_step<D>(j));
         wide_columns<BF16>(&w->o[8 * i], a.high, b);
         wide_columns<BF16>(&w->o[8 * i], a.low, b);
     }
@@ -612,7 +612,7 @@ __device__ __forceinline__ void run_together(const struct work &t, uint32_t slic
     }
 }
 
-/* By the warps that attend: tasks `task` to `last`. */
+/* By the warps that attend: tasks `task` to `last`; nothing before the first was waited for. */
 template <bool BF16, int D>
 __device__ __forceinline__ void run_tasks(const struct ring_args &a, struct shared *s,
                                           const uint8_t *slots, uint32_t task, uint32_t last) {
@@ -625,6 +625,10 @@ __device__ __forceinline__ void run_tasks(const struct ring_args &a, struct shar
         const struct work t = {a.attend, s, s->ring.job[own], &s->found[own], slots, a.slots};
         const uint32_t begin = task - t.j.first, end = min(last - t.j.first, t.j.slices);
 
+        if (turn == 0) {
+            wait_for_previous();
+            note_time(a.attend.clock, LK_CUDA_AT_ATTEND);
+        }
         if (begin == 0)
             list_all(t.j);
         if (warp_index() == 1)
@@ -653,19 +657,23 @@ __global__ void __launch_bounds__(THREADS + 32 * FETCHERS, 1)
     uint32_t task, last;
 
     let_next_start();
+    const struct row_starts starts = load_starts(a.attend.batch, LK_CUDA_ATTEND);
     find_run(__ldcg(&a.attend.batch->tasks[LK_CUDA_ATTEND]), &task, &last);
+    if (task == last) {
+        wait_for_previous(); /* or who waits for this kernel would not wait for that one */
+        note_time(a.attend.clock, LK_CUDA_AT_ATTEND);
+        return;
+    }
     if (threadIdx.x == 0) {
         prefetch_boxes(a.boxes);
         init_ring(&s->ring, a.slots);
     }
-    if (warp_index() == WARPS && task < last)
-        prepare_job(a.attend, &s->ring, 0, task);
+    if (warp_index() == WARPS)
+        prepare_job(a.attend, starts, &s->ring, 0, task);
     __syncthreads();
-    wait_for_previous();
-    note_time(a.attend.clock, LK_CUDA_AT_ATTEND);
     if (warp_index() >= WARPS) {
         lower_registers<56>(); /* x 4 + 224 x 8: a multiprocessor's registers, of 168 a thread */
-        fetch_run<D>(a, &s->ring, (uint32_t)__cvta_generic_to_shared(memory), task, last);
+        fetch_run<D>(a, starts, &s->ring, (uint32_t)__cvta_generic_to_shared(memory), task, last);
     } else {
         raise_registers<224>();
         run_tasks<BF16, D>(a, s, memory, task, last);
@@ -687,7 +695,7 @@ template <int D, bool BF16> static int launch_fast(const struct lk_cuda_step *st
     if (!error)
         error = make_boxes(step->pool.kv, D, 2 * g->page_tokens,
                            step->pool.pages * g->layers * g->kv_heads,
-                           g->page_tokens == 16 ? 32 : 16, &a.boxes);
+                           box_rows(31 - __builtin_clz(g->page_tokens)), &a.boxes);
     if (error)
         return error;
     a.slots = WARPS * parts;

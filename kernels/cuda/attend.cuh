@@ -57,14 +57,35 @@ struct octet {
     uint32_t kept, in; /* first token within the page */
 };
 
-/* Reads nothing that an earlier kernel of the step leaves. By a warp; `r`: room for the row. */
-__device__ __forceinline__ struct job find_job(const struct attend_args &a, struct lk_cuda_row *r,
-                                               uint32_t task) {
+/* A row in hand, in shared memory, and its tasks: those of several jobs. */
+struct held_row {
+    uint32_t first, end;
+    struct lk_cuda_row row;
+};
+
+/* By a warp. `heads`: of KV. */
+__device__ __forceinline__ void hold_row(const struct lk_cuda_batch *b, uint32_t heads,
+                                         const struct row_starts &starts, uint32_t task,
+                                         struct held_row *ret) {
+    uint32_t first;
+
+    load_row(b, find_row(b, LK_CUDA_ATTEND, starts, task, &first), &ret->row);
+    ret->first = first;
+    ret->end = first + heads * ret->row.query_groups * ret->row.slices;
+    __syncwarp();
+}
+
+/* The job of a task, by the warp that found the one before (`any`), which most often is of the same
+ * row. Reads nothing that an earlier kernel of the step leaves. */
+__device__ __forceinline__ struct job find_job(const struct attend_args &a,
+                                               const struct row_starts &starts,
+                                               struct held_row *held, bool any, uint32_t task) {
     const struct lk_geometry *g = &a.pool.geometry;
-    const uint32_t row = find_row(a.batch, LK_CUDA_ATTEND, task);
-    load_row(a.batch, row, r);
-    const uint32_t first = __ldcg(&a.batch->first[LK_CUDA_ATTEND][row]);
-    const uint32_t number = (task - first) / r->slices;
+
+    if (__any_sync(LK_FULL_WARP, !any || task >= held->end)) /* all have looked before one writes */
+        hold_row(a.batch, g->kv_heads, starts, task, held);
+    const struct lk_cuda_row *r = &held->row;
+    const uint32_t first = held->first, number = (task - first) / r->slices;
     const uint32_t group = number % r->query_groups, head = number / r->query_groups;
     const uint32_t most = r->bands * QUERIES;
     struct job j;

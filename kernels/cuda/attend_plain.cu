@@ -11,7 +11,7 @@
 
 struct shared {
     struct job job;
-    struct lk_cuda_row row;
+    struct held_row row;
     alignas(16) struct lk_cuda_head found;
     struct lk_cuda_stat stat[WARPS][QUERIES];
     float mass[WARPS * QUERIES];
@@ -174,12 +174,13 @@ __global__ void __launch_bounds__(THREADS)
     uint32_t task, last;
 
     let_next_start();
+    const struct row_starts starts = load_starts(a.batch, LK_CUDA_ATTEND);
     wait_for_previous();
     note_time(a.clock, LK_CUDA_AT_ATTEND);
     find_run(__ldcg(&a.batch->tasks[LK_CUDA_ATTEND]), &task, &last);
-    while (task < last) {
+    for (bool any = false; task < last; any = true) {
         if (warp_index() == 0) {
-            const struct job j = find_job(a, &s->row, task);
+            const struct job j = find_job(a, starts, &s->row, any, task);
             if (threadIdx.x == 0)
                 s->job = j;
             load_found(j, &s->found);

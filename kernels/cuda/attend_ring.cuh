@@ -8,9 +8,9 @@
  * n % slots. One warp starts a tile each 0.4 us, a multiprocessor's share of the memory's rate is
  * one in 0.24 us.
  *
- * A slot: for each 64 channels 32 rows as a box has them (boxes.cuh), keys and values of two
- * octets. A box holds a page's keys and values where a page has 8 or 16 tokens, else 16 tokens of
- * either; so octet y of the keys lies at y * octet_step(), the values at + values_step().
+ * A slot: one box or two (boxes.cuh), keys and values of two octets. A box holds a page's keys and
+ * values where a page has 8 or 16 tokens, else 16 tokens of either; so octet y of the keys lies at
+ * y * octet_step(), the values at + values_step(), a further 64 channels at + column_step().
  *
  * Invariants: who reads a slot waits until it is full, each time, and says when it is done with it,
  * all readers together WARPS times. A slot is filled by one warp and, of a slice, read by the same
@@ -23,11 +23,10 @@
 #include "attend.cuh"
 #include "boxes.cuh"
 
-#define FETCHERS 4              /* warps that fetch */
-#define SLOTS    16             /* at most; a multiple of WARPS and FETCHERS */
-#define JOBS     2              /* at a time: one is read, the next one fetched */
-#define BATCH    16             /* tiles looked up at once */
-#define COLUMN   (32 * BOX_ROW) /* bytes of a slot's 64 channels */
+#define FETCHERS 4  /* warps that fetch */
+#define SLOTS    16 /* at most; a multiple of WARPS and FETCHERS */
+#define JOBS     2  /* at a time: one is read, the next one fetched */
+#define BATCH    16 /* tiles looked up at once */
 
 struct ring_args {
     struct attend_args attend;
@@ -45,7 +44,7 @@ struct ring {
     uint64_t full[SLOTS], empty[SLOTS], job_full[JOBS], job_empty[JOBS];
     struct note notes[SLOTS][2];
     struct job job[JOBS];
-    struct lk_cuda_row row;
+    struct held_row row;
 };
 
 /* Where a walk over the tiles is. */
@@ -91,11 +90,18 @@ __device__ __forceinline__ void init_ring(struct ring *r, uint32_t slots) {
 
 /* ---- reading ---- */
 
-__device__ __forceinline__ uint32_t octet_step(const struct job &j) {
-    return j.token_shift == 3 ? 16 * BOX_ROW : 8 * BOX_ROW;
+/* Rows of a box: 32 of a page of 16 tokens, else 16, and a slot has two boxes. */
+static __host__ __device__ __forceinline__ uint32_t box_rows(uint32_t token_shift) {
+    return token_shift == 4 ? 32 : 16;
 }
-__device__ __forceinline__ uint32_t values_step(const struct job &j) {
-    return j.token_shift == 3 ? 8 * BOX_ROW : 16 * BOX_ROW;
+template <int D> __device__ __forceinline__ uint32_t octet_step(const struct job &j) {
+    return j.token_shift == 3 ? 32 * D : 8 * BOX_ROW;
+}
+template <int D> __device__ __forceinline__ uint32_t values_step(const struct job &j) {
+    return j.token_shift == 3 ? 8 * BOX_ROW : j.token_shift == 4 ? 16 * BOX_ROW : 32 * D;
+}
+__device__ __forceinline__ uint32_t column_step(const struct job &j) {
+    return box_rows(j.token_shift) * BOX_ROW;
 }
 
 __device__ __forceinline__ void wait_full(const struct ring *r, const struct place &p) {
@@ -111,51 +117,64 @@ __device__ __forceinline__ void leave_slot(const struct ring *r, const struct pl
 
 /* ---- fetching ---- */
 
-/* Find job `turn`, by a warp. */
-static __device__ __forceinline__ void prepare_job(const struct attend_args &a, struct ring *r,
+/* Find job `turn`, by a warp, always the same. */
+static __device__ __forceinline__ void prepare_job(const struct attend_args &a,
+                                                   const struct row_starts &starts, struct ring *r,
                                                    uint32_t turn, uint32_t task) {
-    const struct job j = find_job(a, &r->row, task);
+    const struct job j = find_job(a, starts, &r->row, turn > 0, task);
 
     if (threadIdx.x % 32 == 0)
         r->job[turn % JOBS] = j;
     __syncwarp();
 }
 
+/* A tile's boxes: at rows of two blocks. */
+struct tile_boxes {
+    bool wanted[2];
+    uint32_t block[2], row[2];
+};
+
+/* Octets y of a tile, which are in blocks block[y] if they are there, from token `in` on. */
+__device__ __forceinline__ struct tile_boxes find_boxes(const struct job &j, const struct note n[2],
+                                                        const uint32_t block[2], uint32_t in) {
+    const bool each = j.token_shift == 3, first = n[0].there, second = n[1].there;
+
+    return {{first, each ? second : first && j.token_shift > 4},
+            {block[0], each ? block[1] : block[0]},
+            {in, each ? 0 : in + (1u << j.token_shift)}};
+}
+
 /* A tile to `slot`, the address of number `place`: by one thread, which knows both octets. */
 template <int D>
-__device__ __forceinline__ void
-fill_slot(const struct ring_args &a, struct ring *r, const struct job &j, const struct note n[2],
-          const uint32_t block[2], uint32_t in, uint32_t place, uint32_t slot) {
-    const uint32_t shift = j.token_shift; /* pages of 8 tokens: a box each; of 16: one; else two */
-    const bool first = n[0].there != 0, second = shift == 3 ? n[1].there != 0 : shift > 4 && first;
-    const uint32_t row = shift == 3 ? 0 : in + (1u << shift), bar = bar_address(&r->full[place]);
+__device__ __forceinline__ void fill_slot(const struct ring_args &a, struct ring *r,
+                                          const struct note n[2], const struct tile_boxes &t,
+                                          uint32_t place, uint32_t slot) {
+    const uint32_t bar = bar_address(&r->full[place]);
 
     r->notes[place][0] = n[0];
     r->notes[place][1] = n[1];
-    expect_boxes(bar, (first + second) * a.boxes.box_rows * (2 * D));
-#pragma unroll
-    for (int i = 0; i < D / BOX_CHANNELS; i++) {
-        if (first)
-            start_box(a.boxes, slot + i * COLUMN, i * BOX_CHANNELS, in, block[0], bar);
-        if (second)
-            start_box(a.boxes, slot + i * COLUMN + COLUMN / 2, i * BOX_CHANNELS, row,
-                      block[shift == 3], bar);
-    }
+    expect_boxes(bar, (t.wanted[0] + t.wanted[1]) * a.boxes.box_rows * (2 * D));
+    if (t.wanted[0])
+        start_box(a.boxes, slot, t.row[0], t.block[0], bar);
+    if (t.wanted[1])
+        start_box(a.boxes, slot + 32 * D, t.row[1], t.block[1], bar);
     boxes_started(bar);
 }
 
 /* Of a job's tiles from `tile` to `end` those that are this warp's. `at`: the place of the first of
- * all, then the one after the last. */
+ * all, then the one after the last. `wait`: for the kernel before, first of all. */
 template <int D>
 __device__ __forceinline__ void fetch_tiles(const struct ring_args &a, struct ring *r,
-                                            uint32_t slots, const struct job &j, uint32_t tile,
-                                            uint32_t end, struct place *at) {
+                                            uint32_t slots, const struct job j, bool wait,
+                                            uint32_t tile, uint32_t end, struct place *at) {
     const uint32_t lane = threadIdx.x % 32, half = lane % 2, mine = lane / 2;
     const uint32_t skipped = (warp_index() - at->slot) % FETCHERS;
     struct place p = next_place(*at, skipped, a.slots);
 
     *at = next_place(*at, end - tile, a.slots);
     tile += skipped;
+    if (wait)
+        wait_for_previous();
     struct octet next = look_up(j, tile + FETCHERS * mine, end, half);
 #pragma unroll 1
     for (; tile < end; tile += FETCHERS * BATCH) {
@@ -168,6 +187,7 @@ __device__ __forceinline__ void fetch_tiles(const struct ring_args &a, struct ri
             {__shfl_xor_sync(LK_FULL_WARP, position, 1), __shfl_xor_sync(LK_FULL_WARP, h.bias, 1),
              __shfl_xor_sync(LK_FULL_WARP, h.kept, 1), __shfl_xor_sync(LK_FULL_WARP, own, 1)}};
         const uint32_t block[2] = {at_own, __shfl_xor_sync(LK_FULL_WARP, at_own, 1)};
+        const struct tile_boxes boxes = find_boxes(j, n, block, h.in);
 
         next = look_up(j, tile + FETCHERS * (BATCH + mine), end, half);
 #pragma unroll 1
@@ -175,17 +195,18 @@ __device__ __forceinline__ void fetch_tiles(const struct ring_args &a, struct ri
             bar_wait(bar_address(&r->empty[p.slot]), p.parity ^ 1);
             __syncwarp(); /* or a late lane would look when the slot is full and empty again */
             if (lane == 2 * i)
-                fill_slot<D>(a, r, j, n, block, h.in, p.slot, slots + p.slot * (64 * D));
+                fill_slot<D>(a, r, n, boxes, p.slot, slots + p.slot * (64 * D));
             p = next_place(p, FETCHERS, a.slots);
         }
     }
 }
 
 /* By the warps that fetch, WARPS and on: all tiles of tasks `task` to `last`; the first job is
- * there. `slots`: the ring's address. */
+ * there, and nothing before it was waited for. `slots`: the ring's address. */
 template <int D>
-__device__ __forceinline__ void fetch_run(const struct ring_args &a, struct ring *r, uint32_t slots,
-                                          uint32_t task, uint32_t last) {
+__device__ __forceinline__ void fetch_run(const struct ring_args &a,
+                                          const struct row_starts &starts, struct ring *r,
+                                          uint32_t slots, uint32_t task, uint32_t last) {
     struct place at = {0, 0};
 
 #pragma unroll 1
@@ -196,12 +217,12 @@ __device__ __forceinline__ void fetch_run(const struct ring_args &a, struct ring
         if (warp_index() == WARPS) {
             bar_wait(bar_address(&r->job_empty[own]), turn / JOBS % 2 ^ 1);
             if (turn > 0)
-                prepare_job(a.attend, r, own, task);
+                prepare_job(a.attend, starts, r, turn, task);
             bar_arrive_times(bar_address(&r->job_full[own]), 1);
         }
         bar_wait(bar_address(&r->job_full[own]), turn / JOBS % 2);
         const uint32_t begin = task - j.first, end = min(last - j.first, j.slices);
-        fetch_tiles<D>(a, r, slots, j, slice_end(j, begin), slice_end(j, end), &at);
+        fetch_tiles<D>(a, r, slots, j, turn == 0, slice_end(j, begin), slice_end(j, end), &at);
         task += end - begin;
         __syncwarp();
         bar_arrive_times(bar_address(&r->job_empty[own]), 1);

@@ -100,20 +100,32 @@ template <uint32_t BLOCK, int N> __device__ __forceinline__ void warp_hadamard(f
 
 /* ---- rows ---- */
 
-/* The row whose tasks hold `task`: the last whose first task is not after it. */
+/* Of a batch's stage: how many rows, and the first task of each lane's row. For find_row(), but read
+ * beside what its caller waits for. */
+struct row_starts {
+    uint32_t rows, first;
+};
+
+__device__ __forceinline__ struct row_starts load_starts(const struct lk_cuda_batch *b, int stage) {
+    return {__ldcg(&b->rows), __ldcg(&b->first[stage][threadIdx.x % 32])};
+}
+
+/* The row whose tasks hold `task`, the last whose first task is not after it; and that task. By a
+ * warp. */
 __device__ __forceinline__ uint32_t find_row(const struct lk_cuda_batch *b, int stage,
-                                             uint32_t task) {
-    uint32_t count = 0, lane = threadIdx.x % 32;
+                                             const struct row_starts &starts, uint32_t task,
+                                             uint32_t *ret_first) {
+    const uint32_t lane = threadIdx.x % 32, rows = starts.rows;
+    uint32_t count = __popc(__ballot_sync(LK_FULL_WARP, lane < rows && starts.first <= task));
 
-    const uint32_t rows = __ldcg(&b->rows);
-
-    if (rows == 1)
-        return 0;
+    *ret_first = __shfl_sync(LK_FULL_WARP, starts.first, count - 1);
 #pragma unroll 1
-    for (uint32_t i = 0; i < rows; i += 32) {
-        bool in = i + lane < rows && __ldcg(&b->first[stage][i + lane]) <= task;
+    for (uint32_t i = 32; i < rows; i += 32) {
+        const bool in = i + lane < rows && __ldcg(&b->first[stage][i + lane]) <= task;
         count += __popc(__ballot_sync(LK_FULL_WARP, in));
     }
+    if (count > 32)
+        *ret_first = __ldcg(&b->first[stage][count - 1]);
     return count - 1;
 }
 

@@ -117,11 +117,13 @@ __device__ void score_newest(const struct scan_args &a, const struct lk_cuda_row
 __device__ __forceinline__ void run_heads(const struct scan_args &a, uint32_t warp,
                                           uint32_t warps) {
     const uint32_t heads = a.pool.geometry.kv_heads;
+    const struct row_starts starts = load_starts(a.batch, LK_CUDA_HEADS);
 
     for (uint32_t task = warp; task < a.batch->tasks[LK_CUDA_HEADS]; task += warps) {
-        uint32_t row = find_row(a.batch, LK_CUDA_HEADS, task);
-        const struct lk_cuda_row *r = row_at(a, row);
-        uint32_t t = task - (row ? a.batch->first[LK_CUDA_HEADS][row] : 0);
+        uint32_t first;
+        const struct lk_cuda_row *r =
+            row_at(a, find_row(a.batch, LK_CUDA_HEADS, starts, task, &first));
+        const uint32_t t = task - first;
 
         append_tokens(a, r, t % heads, t / heads);
         if (r->scan && t / heads == 0)

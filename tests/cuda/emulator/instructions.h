@@ -269,16 +269,15 @@ static inline void expect_boxes(uint32_t bar, uint32_t bytes) {
     emulated::barrier_expect(barrier_at(bar), bytes);
 }
 /* The place of a chunk follows from its address: bits 4 to 6 are crossed with bits 7 to 9. */
-static inline void start_box(const struct boxes &b, uint32_t to, uint32_t channel, uint32_t row,
-                             uint32_t block, uint32_t bar) {
-    const uint8_t *from =
-        b.base + ((uint64_t)block * b.block_rows + row) * b.row_bytes + 2 * channel;
+static inline void start_box(const struct boxes &b, uint32_t to, uint32_t row, uint32_t block,
+                             uint32_t bar) {
+    const uint8_t *from = b.base + ((uint64_t)block * b.block_rows + row) * b.row_bytes;
 
-    for (uint32_t i = 0; i < 8 * b.box_rows; i++) {
-        const uint32_t at = to + 16 * i;
+    for (uint32_t i = 0; i < b.box_rows * b.row_bytes / 16; i++) {
+        const uint32_t at = to + 16 * i, column = i / 8 / b.box_rows, in = i / 8 % b.box_rows;
         emulated::send_late(at_address(at ^ (at >> 7 & 7) << 4),
-                            from + (uint64_t)(i / 8) * b.row_bytes + 16 * (i % 8), NULL, 16,
-                            barrier_at(bar));
+                            from + (uint64_t)in * b.row_bytes + column * BOX_ROW + 16 * (i % 8),
+                            NULL, 16, barrier_at(bar));
     }
 }
 static inline void boxes_started(uint32_t) {
