@@ -8,6 +8,7 @@
  * are those of sysexits.h, each with one sentence on stderr.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,17 @@ struct daemon {
     struct lk_server server;
     char why[1024];
 };
+
+/* A stream that is closed would give its number to the next file opened: a log that is written into
+ * the pool's memory, or into what threads wait for. */
+static void fill_streams(void) {
+    int fd;
+    do
+        fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd < STDERR_FILENO);
+    if (fd > STDERR_FILENO)
+        close(fd);
+}
 
 /* Whether stderr is the journal, which reads the level of a line from its head. */
 static bool writes_to_journal(const struct lk_options *options) {
@@ -156,6 +168,7 @@ static int config_failed(int rc) {
 int main(int argc, char **argv) {
     static struct daemon daemon;
     struct lk_options *options = &daemon.options;
+    fill_streams();
     int rc = lk_options_parse(argc, argv, options, daemon.why, sizeof(daemon.why));
     lk_log_open(writes_to_journal(options));
     if (rc) {

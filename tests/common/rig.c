@@ -89,7 +89,7 @@ void rig_close(struct rig *rig) {
 
 /* ---- processes ---- */
 
-static const char *binary(const char *program, char path[4096]) {
+const char *rig_binary(const char *program, char path[4096]) {
     const char *daemon = getenv("LOCKSD");
     if (daemon && strcmp(program, "locksd") == 0)
         return daemon;
@@ -105,7 +105,7 @@ static const char *binary(const char *program, char path[4096]) {
 
 void rig_own_daemon(void) {
     char path[4096];
-    setenv("LOCKSD", binary("locksd", path), 0);
+    setenv("LOCKSD", rig_binary("locksd", path), 0);
 }
 
 static void execute(const char *path, const char *const *head, const char *const *tail) {
@@ -124,7 +124,7 @@ static void execute(const char *path, const char *const *head, const char *const
 void rig_execute(const struct rig *rig, const char *const *arguments) {
     char path[4096], notify[64];
     const char *const head[] = {"--config", rig->config, "--foreground", NULL};
-    const char *daemon = binary("locksd", path);
+    const char *daemon = rig_binary("locksd", path);
     int log = open(rig->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
     dup2(log, STDERR_FILENO);
     close(log);
@@ -173,7 +173,7 @@ int rig_stop(struct rig *rig) {
 
 int rig_run(const char *program, const char *const *arguments, char *text, size_t bytes) {
     char path[4096];
-    const char *file = binary(program, path);
+    const char *file = rig_binary(program, path);
     int ends[2], status;
     ck_assert_int_eq(pipe(ends), 0);
     pid_t pid = fork();

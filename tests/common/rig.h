@@ -38,6 +38,9 @@ void rig_start(struct rig *rig, const char *extra);
 int rig_wait(struct rig *rig, double seconds);
 int rig_stop(struct rig *rig); /* SIGTERM, then rig_wait() */
 
+/* Where a program of the build lies, as "locksctl"; locksd: the one that is tested. */
+const char *rig_binary(const char *program, char path[4096]);
+
 /* What liblocks' tools start as a private daemon: $LOCKSD, else the one of this build. */
 void rig_own_daemon(void);
 

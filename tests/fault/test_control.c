@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -70,6 +71,37 @@ START_TEST(starts_says_what_it_is_and_stops) {
     ck_assert_int_eq(rig_wait(&rig, 10), EX_OK);
     assert_has(rig_log(&rig), "stopped after");
     ck_assert_int_eq(access(rig.socket, F_OK), -1);
+    rig_close(&rig);
+}
+END_TEST
+
+/* What the daemon opens gets none of the numbers of its streams: it would be logged into. */
+START_TEST(starts_without_streams) {
+    struct rig rig;
+    char path[64], file[64], program[4096];
+    rig_open(&rig, NULL);
+    const char *daemon = rig_binary("locksd", program);
+    rig.pid = fork();
+    ck_assert_int_ge(rig.pid, 0);
+    if (rig.pid == 0) {
+        snprintf(path, sizeof(path), "%s/notify", rig.folder);
+        setenv("NOTIFY_SOCKET", path, 1);
+        for (int fd = 0; fd < 3; fd++)
+            close(fd);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        execl(daemon, "locksd", "--config", rig.config, "--foreground", NULL);
+        _exit(127);
+    }
+    ck_assert(rig_hears(&rig, "READY=1", 30));
+    locks_close(connect_client(&rig));
+    for (int fd = 0; fd < 3; fd++) {
+        snprintf(path, sizeof(path), "/proc/%d/fd/%d", rig.pid, fd);
+        ssize_t length = readlink(path, file, sizeof(file) - 1);
+        ck_assert_int_gt(length, 0);
+        file[length] = 0;
+        ck_assert_str_eq(file, "/dev/null");
+    }
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
     rig_close(&rig);
 }
 END_TEST
@@ -625,6 +657,7 @@ int main(void) {
     TCase *life = tcase_create("life");
     tcase_set_timeout(life, 60);
     tcase_add_test(life, starts_says_what_it_is_and_stops);
+    tcase_add_test(life, starts_without_streams);
     tcase_add_test(life, warns_of_a_workspace_too_small);
     tcase_add_test(life, stops_while_it_starts);
     tcase_add_loop_test(life, ends_with_a_code_and_a_sentence, 0, sizeof(ends) / sizeof(*ends));
