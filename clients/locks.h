@@ -46,7 +46,8 @@
  *     out its completion.
  *   - A question (locks_pool(), locks_pool_map(), locks_device_arena()) may be asked again: asked
  *     with the same arguments it takes the answer that comes late; before another one that answer
- *     is dropped. A device arena is never lost so.
+ *     is dropped. A device arena is never lost so. The same holds where the answer's descriptor
+ *     finds no place (-EMFILE, ulimit -n): ask again once there is one.
  *   - locks_connect() has left nothing behind.
  *   - locks_close() is right at any time, and never waits.
  */

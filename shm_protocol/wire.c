@@ -102,6 +102,12 @@ static int check(const struct lk_message *message, size_t got, int flags, size_t
     return 0;
 }
 
+/* The packet that was looked at; its descriptors were opened then. */
+static void drop(int socket) {
+    char byte;
+    (void)!recv(socket, &byte, sizeof(byte), MSG_DONTWAIT);
+}
+
 int lk_wire_receive(int socket, struct lk_message *ret, size_t room, int *ret_fds, size_t fds_max,
                     char *why, size_t why_bytes) {
     union control control;
@@ -114,8 +120,8 @@ int lk_wire_receive(int socket, struct lk_message *ret, size_t room, int *ret_fd
     }
     ssize_t got;
     memset(ret, 0, room);
-    do
-        got = recvmsg(socket, &packet, MSG_CMSG_CLOEXEC);
+    do /* what cannot be taken whole is only looked at: descriptors left out would be lost */
+        got = recvmsg(socket, &packet, MSG_CMSG_CLOEXEC | (fds_max ? MSG_PEEK : 0));
     while (got < 0 && errno == EINTR);
     if (got < 0)
         return -errno;
@@ -123,6 +129,8 @@ int lk_wire_receive(int socket, struct lk_message *ret, size_t room, int *ret_fd
     int r = got == 0
                 ? -ECONNRESET
                 : check(ret, (size_t)got, packet.msg_flags, count, fds_max, room, why, why_bytes);
+    if (got > 0 && fds_max && r != -EMFILE)
+        drop(socket);
     if (r) {
         for (size_t i = 0; i < count; i++)
             close(fds[i]);

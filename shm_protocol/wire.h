@@ -32,8 +32,8 @@ int lk_wire_send(int socket, const struct lk_message *message, const int *fds, s
  * ret_fds [fds_max] gets descriptors, -1 where there is none; more than fds_max are closed, or not
  * even opened if fds_max is 0, and refused. ret_fds may be NULL with fds_max 0. -> 0; -ECONNRESET:
  * hung up; -EAGAIN: nothing yet (non-blocking or SO_RCVTIMEO); -EPROTO: not a message of this
- * protocol, or -EMFILE: no place for its descriptors, which are lost, sentence in why; -errno.
- */
+ * protocol, or -EMFILE: no place for its descriptors, and it is left to be received again,
+ * sentence in why; -errno. */
 int lk_wire_receive(int socket, struct lk_message *ret, size_t room, int *ret_fds, size_t fds_max,
                     char *why, size_t why_bytes);
 

@@ -15,7 +15,7 @@
  * There is one at most, since other blocking calls are refused until locks_late() has its end; its
  * completion is put aside in its flight and is handed out by locks_late() alone. A question on the
  * socket that gave up is *owed* its answer: the next call takes it off the socket first, so that
- * none is taken for another's.
+ * none is taken for another's. So is one whose answer's descriptors found no place.
  *
  *     flying --limit--> late --completion, put aside--> late, here --locks_late()--> free
  *
@@ -59,6 +59,12 @@ union lk_question { /* on the socket, once connected */
     struct lk_msg_device_arena device_arena;
 };
 
+struct lk_owed {                /* an answer, to the question that gave up */
+    union lk_question question; /* head.bytes 0: none */
+    uint16_t type;              /* of the answer, and its size */
+    size_t bytes;
+};
+
 struct lk_client_map {   /* a pool's pages */
     const void *pages;   /* NULL: not mapped yet */
     uint64_t page_count; /* known from the start */
@@ -78,9 +84,9 @@ struct locks {
     bool armed;            /* locks_arm() said: sleep */
     bool dead;
     uint64_t spin_ns, limit_ns;
-    uint32_t late;          /* flight of the blocking call that gave up, or LK_CLIENT_NONE */
-    void *late_list;        /* arena memory it still names, or NULL */
-    union lk_question owed; /* the one that gave up; head.bytes 0: none */
+    uint32_t late;   /* flight of the blocking call that gave up, or LK_CLIENT_NONE */
+    void *late_list; /* arena memory it still names, or NULL */
+    struct lk_owed owed;
     struct lk_msg_device_arena_made made; /* came late and was not asked for again */
     int made_fd;                          /* its handle; -1: there is none */
     struct lk_sqe *entry;                 /* that was reserved last */

@@ -143,48 +143,44 @@ int lk_client_answer(int socket, uint64_t limit_ns, uint16_t type, struct lk_mes
 }
 
 /* Takes the answer that is owed to a question nobody asks any more. A device arena is kept: the
- * daemon gives one to a connection. */
+ * daemon gives one to a connection. Other descriptors are not even opened. */
 static int settle(struct locks *l) {
     union {
         struct lk_message head;
-        struct lk_msg_pool pool;
-        struct lk_msg_pool_mapped mapped;
         struct lk_msg_device_arena_made made;
+        uint8_t bytes[LK_WIRE_BYTES_MAX];
     } late;
-    uint16_t type = l->owed.head.type == LK_MSG_POOL_GET   ? LK_MSG_POOL
-                    : l->owed.head.type == LK_MSG_POOL_MAP ? LK_MSG_POOL_MAPPED
-                                                           : LK_MSG_DEVICE_ARENA_MADE;
-    size_t bytes = type == LK_MSG_POOL          ? sizeof(late.pool)
-                   : type == LK_MSG_POOL_MAPPED ? sizeof(late.mapped)
-                                                : sizeof(late.made);
+    bool kept = l->owed.type == LK_MSG_DEVICE_ARENA_MADE;
     int fd = -1;
-    int r = lk_client_answer(l->socket, l->limit_ns, type, &late.head, bytes, &fd, 1, l->error,
-                             sizeof(l->error));
-    if (r == -ETIMEDOUT || r == -ECONNRESET)
+    int r = lk_client_answer(l->socket, l->limit_ns, l->owed.type, &late.head, l->owed.bytes, &fd,
+                             kept, l->error, sizeof(l->error));
+    if (r == -ETIMEDOUT || r == -ECONNRESET || r == -EMFILE)
         return r;
-    l->owed.head.bytes = 0;
-    if (!r && type == LK_MSG_DEVICE_ARENA_MADE && fd >= 0) {
+    l->owed.question.head.bytes = 0;
+    if (fd >= 0) {
         l->made = late.made;
         l->made_fd = fd;
-    } else if (fd >= 0) {
-        close(fd);
     }
     return 0; /* a refusal was an answer as well */
 }
 
 /* Sends it, unless it is the one whose answer is owed. */
-static int put_question(struct locks *l, const struct lk_message *question) {
+static int put_question(struct locks *l, const struct lk_message *question, uint16_t type,
+                        size_t bytes) {
+    union lk_question *owed = &l->owed.question;
     int r = 0;
-    if (l->owed.head.bytes == question->bytes && !memcmp(&l->owed, question, question->bytes))
+    if (owed->head.bytes == question->bytes && !memcmp(owed, question, question->bytes))
         return 0;
-    if (l->owed.head.bytes)
+    if (owed->head.bytes)
         r = settle(l);
     if (r)
         return r;
     r = lk_wire_send(l->socket, question, NULL, 0);
     if (r && r != -EPIPE && r != -ECONNRESET)
         return lk_client_fail(l, r, "cannot ask the daemon: %s", strerror(-r));
-    memcpy(&l->owed, question, question->bytes);
+    memcpy(owed, question, question->bytes);
+    l->owed.type = type;
+    l->owed.bytes = bytes;
     return r ? -ECONNRESET : 0;
 }
 
@@ -192,7 +188,7 @@ int lk_client_ask(struct locks *locks, const struct lk_message *question, uint16
                   struct lk_message *ret, size_t bytes, int *ret_fd) {
     if (locks->dead)
         return lk_client_gone(locks);
-    int r = put_question(locks, question);
+    int r = put_question(locks, question, type, bytes);
     if (r == -ECONNRESET)
         return lk_client_gone(locks);
     if (r)
@@ -201,7 +197,7 @@ int lk_client_ask(struct locks *locks, const struct lk_message *question, uint16
                          locks->error, sizeof(locks->error));
     if (r == -ECONNRESET)
         locks->dead = true;
-    if (r != -ETIMEDOUT)
-        locks->owed.head.bytes = 0;
+    if (r != -ETIMEDOUT && r != -EMFILE)
+        locks->owed.question.head.bytes = 0;
     return r;
 }

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -1076,6 +1077,57 @@ START_TEST(a_late_answer_is_no_other_ones) {
 }
 END_TEST
 
+/* As many files open as there may be. */
+static void fill_descriptors(bool full) {
+    static struct rlimit old;
+    if (!full) {
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
+        return;
+    }
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &old), 0);
+    int next = dup(0);
+    close(next);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &(struct rlimit){(rlim_t)next, old.rlim_max}), 0);
+}
+
+/* The daemon makes its files beside us: it is asked before there is no room. _i: others are asked
+ * for meanwhile. */
+START_TEST(an_answer_without_room_is_not_lost) {
+    struct locks_device_arena arena;
+    const void *pages;
+    uint64_t layer, page;
+    limit_ms = 50;
+    open_as(ANSWER, 0);
+    go_mute();
+    ck_assert_int_eq(locks_pool_map(l, 0, &pages, &layer, &page), -ETIMEDOUT);
+    fake.mute = false;
+    usleep(50000);
+    fill_descriptors(true);
+    ck_assert_int_eq(locks_pool_map(l, 0, &pages, &layer, &page), -EMFILE);
+    expect_error("as many files open as it may");
+    ck_assert_int_eq(locks_pool(l, "only", &pool), 0); /* drops it */
+    fill_descriptors(false);
+    ck_assert_int_eq(locks_pool_map(l, 0, &pages, &layer, &page), 0);
+    go_mute();
+    ck_assert_int_eq(locks_device_arena(l, 1 << 20, &arena), -ETIMEDOUT);
+    fake.mute = false;
+    usleep(50000);
+    fill_descriptors(true);
+    ck_assert_int_eq(locks_device_arena(l, 1 << 20, &arena), -EMFILE);
+    expect_error("as many files open as it may");
+    if (_i) {
+        ck_assert_int_eq(locks_pool(l, "only", &pool), -EMFILE);
+        expect_error("as many files open as it may");
+    }
+    fill_descriptors(false);
+    if (_i)
+        ck_assert_int_eq(locks_pool(l, "only", &pool), 0);
+    ck_assert_int_eq(locks_device_arena(l, 1 << 20, &arena), 0);
+    ck_assert_uint_eq(arena.bytes, 2 << 20);
+    close(arena.fd);
+}
+END_TEST
+
 START_TEST(nobody_at_the_door) {
     struct locks_options o = {.size = sizeof(o), .socket = fake.path, .limit_ms = 30};
     int r = 0;
@@ -1143,6 +1195,7 @@ int main(void) {
     tcase_add_test(tc, no_room_within_the_limit);
     tcase_add_test(tc, a_daemon_at_work_is_waited_for);
     tcase_add_test(tc, a_late_answer_is_no_other_ones);
+    tcase_add_loop_test(tc, an_answer_without_room_is_not_lost, 0, 2);
     tcase_add_test(tc, nobody_at_the_door);
     tcase_add_test(tc, signals_do_not_prolong_the_limit);
     suite_add_tcase(suite, tc);

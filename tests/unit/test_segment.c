@@ -262,7 +262,7 @@ START_TEST(surplus_descriptors_are_closed) {
 }
 END_TEST
 
-/* The other side is not to blame for it. */
+/* The other side is not to blame for it, and nothing is lost. */
 START_TEST(no_place_for_descriptors_is_said) {
     struct lk_message head;
     struct rlimit old, few;
@@ -280,6 +280,13 @@ START_TEST(no_place_for_descriptors_is_said) {
         ck_assert_int_eq(r, -EMFILE);
         ck_assert_msg(strstr(why, "as many files open as it may") != NULL, "%s", why);
         ck_assert_int_eq(open_fds(), before);
+        r = lk_wire_receive(sockets[1], &head, sizeof(head), received, 2, why, sizeof(why));
+        ck_assert_int_eq(r, 0);
+        ck_assert_int_eq(open_fds(), before + 2);
+        close(received[0]);
+        close(received[1]);
+        r = lk_wire_receive(sockets[1], &head, sizeof(head), received, 2, why, sizeof(why));
+        ck_assert_int_eq(r, -EAGAIN);
     }
 }
 END_TEST
