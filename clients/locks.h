@@ -167,7 +167,8 @@ struct locks_completion {
 };
 /* The next completion. timeout_ms < 0: for ever. -ETIMEDOUT; -ECONNRESET: the daemon is gone. */
 int locks_wait(struct locks *locks, int timeout_ms, struct locks_completion *ret);
-int locks_try(struct locks *locks, struct locks_completion *ret); /* -EAGAIN: none yet */
+/* -EAGAIN: none yet; -ECONNRESET, seen in one of a thousand calls at the latest. */
+int locks_try(struct locks *locks, struct locks_completion *ret);
 /* Waits on for the blocking call that ended with -ETIMEDOUT -> what that call would have returned.
  * timeout_ms as of locks_wait(), no other limit holds. ret (may be NULL) gets the handle of a call
  * that makes one. -ETIMEDOUT: not yet, it is still late, and may be asked for again (the daemon

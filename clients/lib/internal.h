@@ -83,6 +83,7 @@ struct locks {
     uint16_t pools, minor; /* minor: that is spoken */
     bool armed;            /* locks_arm() said: sleep */
     bool dead;
+    uint32_t tries; /* of locks_try() */
     uint64_t spin_ns, limit_ns;
     uint32_t late;   /* flight of the blocking call that gave up, or LK_CLIENT_NONE */
     void *late_list; /* arena memory it still names, or NULL */

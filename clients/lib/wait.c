@@ -13,7 +13,8 @@
 
 #include "../../shm_protocol/atomics.h"
 
-#define LOOKS_PER_CLOCK 16 /* pauses between two readings of the clock: half a microsecond */
+#define LOOKS_PER_CLOCK 16   /* pauses between two readings of the clock: half a microsecond */
+#define TRIES_PER_LOOK  1024 /* of locks_try(), whether the daemon lives: a look costs 0.3 us */
 #define FOREVER         LK_CLIENT_FOREVER
 
 static uint64_t now_ns(void) {
@@ -293,7 +294,7 @@ int locks_wait(struct locks *locks, int timeout_ms, struct locks_completion *ret
 int locks_try(struct locks *locks, struct locks_completion *ret) {
     if (hand_out_kept(locks, ret))
         return 0;
-    if (locks->armed)
+    if (locks->armed || ++locks->tries % TRIES_PER_LOOK == 0)
         wake_up(locks);
     int r = lk_ring_client_peek(&locks->ring) ? wait_for_one(locks, 0, ret) : -ETIMEDOUT;
     if (r != -ETIMEDOUT) /* else there is none, or only that of a late call */

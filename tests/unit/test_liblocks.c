@@ -887,6 +887,26 @@ START_TEST(a_dead_daemon_is_seen) {
 }
 END_TEST
 
+/* By who tries and tries, too; what had been completed comes first. */
+START_TEST(a_dead_daemon_is_seen_by_trying) {
+    struct locks_completion done;
+    int r = -EAGAIN;
+    open_as(ANSWER, 0);
+    ck_assert_int_eq(locks_submit_barrier(l, 7), 0);
+    usleep(50000); /* it is answered */
+    fake.manner = DIE;
+    ck_assert_int_eq(locks_submit_barrier(l, 8), 0);
+    for (int i = 0; i < 500 && fake.socket >= 0; i++)
+        usleep(10000);
+    ck_assert_int_eq(locks_try(l, &done), 0);
+    ck_assert_uint_eq(done.user_data, 7);
+    for (int i = 0; i < 1024 && r == -EAGAIN; i++)
+        r = locks_try(l, &done);
+    ck_assert_int_eq(r, -ECONNRESET);
+    expect_error("the daemon is gone");
+}
+END_TEST
+
 START_TEST(time_runs_out) {
     struct locks_completion done;
     struct timespec a, b;
@@ -1187,6 +1207,7 @@ int main(void) {
     tcase_add_test(tc, unread_completions_are_kept);
     tcase_add_test(tc, event_loops);
     tcase_add_loop_test(tc, a_dead_daemon_is_seen, 0, 2);
+    tcase_add_test(tc, a_dead_daemon_is_seen_by_trying);
     tcase_add_test(tc, time_runs_out);
     tcase_add_loop_test(tc, a_call_that_is_late, 0, 2);
     tcase_add_test(tc, beside_a_late_call);
