@@ -55,6 +55,9 @@ static int run_list(struct locks *l, uint16_t op, locks_handle lease, const void
     if (count && !list)
         return lk_client_fail(l, -EINVAL, "%s: the list is NULL and its count %u",
                               lk_client_op_name(op), count);
+    if (count > LK_LIST_MAX)
+        return lk_client_refused(
+            l, op, &(struct lk_refusal){LK_REASON_COUNT, LK_ROW_WHOLE, count, LK_LIST_MAX});
     void *copy = locks_alloc(l, count * entry_bytes);
     if (!copy)
         return -ENOSPC;
@@ -96,6 +99,9 @@ int locks_tables(struct locks *locks, locks_handle lease, uint32_t set,
                  const struct locks_table *tables, uint32_t count) {
     struct lk_tables_desc *desc;
     uint32_t flight = 0;
+    if (count && !tables)
+        return lk_client_fail(locks, -EINVAL, "tables: the tables are NULL and their count %u",
+                              count);
     if (count > LK_ROWS_MAX)
         return lk_client_refused(
             locks, LK_OP_TABLES,

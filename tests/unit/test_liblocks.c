@@ -790,6 +790,14 @@ START_TEST(objects_and_lists) {
     tables[1] = (struct locks_table){pairs[0], 1, 1};
     ck_assert_int_eq(locks_tables(l, handle, 2, tables, 2), -EINVAL);
     expect_error("row 1: pages is not in the arena");
+    ck_assert_int_eq(locks_tables(l, handle, 2, NULL, 2), -EINVAL);
+    expect_error("tables: the tables are NULL and their count 2");
+    ck_assert_int_eq(locks_tables(l, handle, 2, NULL, 0), 0);
+    ck_assert_int_eq(locks_tables(l, handle, 2, tables, UINT32_MAX), -EINVAL);
+    expect_error("4294967295 rows");
+    ck_assert_int_eq(locks_copy_pages(l, handle, pairs, UINT32_MAX), -EINVAL); /* and not read */
+    expect_error("a list of 4294967295 entries is longer than 65536");
+    ck_assert_int_eq(locks_invalidate(l, handle, pages, LK_LIST_MAX + 1), -EINVAL);
 }
 END_TEST
 
