@@ -161,9 +161,16 @@ void lk_channel_finish(struct lk_channel *channel, struct lk_submission *submiss
 
 /* ---- charges ---- */
 
-void lk_channel_charge(struct lk_channel *channel, int64_t quads) {
-    channel->quads += (uint64_t)quads;
-    channel->user->quads += (uint64_t)quads;
+void lk_channel_charge(struct lk_channel *channel, const struct lk_pool *pool, int64_t quads) {
+    channel->quads[pool->index] += (uint64_t)quads;
+    channel->user->quads[pool->index] += (uint64_t)quads;
+}
+
+uint64_t lk_channel_quads(const struct lk_channel *channel) {
+    uint64_t quads = 0;
+    for (uint32_t i = 0; i < LK_POOLS_MAX; i++)
+        quads += channel->quads[i];
+    return quads;
 }
 
 static enum lk_reason found(struct lk_refusal *ret, enum lk_reason reason, uint64_t value,
@@ -176,8 +183,8 @@ static enum lk_reason found(struct lk_refusal *ret, enum lk_reason reason, uint6
 enum lk_reason lk_channel_over_quota(const struct lk_channel *channel, const struct lk_pool *pool,
                                      uint64_t quads, struct lk_refusal *ret) {
     const struct lk_channel_limits *limits = &channel->limits;
-    uint64_t mine = (channel->quads + quads) * LK_QUAD_PAGES;
-    uint64_t users = (channel->user->quads + quads) * LK_QUAD_PAGES;
+    uint64_t mine = (channel->quads[pool->index] + quads) * LK_QUAD_PAGES;
+    uint64_t users = (channel->user->quads[pool->index] + quads) * LK_QUAD_PAGES;
     if (quads == 0)
         return LK_REASON_NONE;
     if (limits->max_pages && mine > limits->max_pages)
@@ -194,13 +201,13 @@ void lk_channel_promise(struct lk_submission *submission, struct lk_pool *pool, 
     submission->pool = pool;
     submission->promised = quads;
     pool->promised += quads;
-    lk_channel_charge(submission->channel, (int64_t)quads);
+    lk_channel_charge(submission->channel, pool, (int64_t)quads);
 }
 
 void lk_channel_release(struct lk_submission *submission) {
     if (submission->promised == 0)
         return;
     submission->pool->promised -= submission->promised;
-    lk_channel_charge(submission->channel, -(int64_t)submission->promised);
+    lk_channel_charge(submission->channel, submission->pool, -(int64_t)submission->promised);
     submission->promised = 0;
 }

@@ -75,7 +75,7 @@ struct lk_submission {
 struct lk_user {
     uid_t uid;
     uint32_t channels; /* 0: the entry is free */
-    uint64_t quads;
+    uint64_t quads[LK_POOLS_MAX];
 };
 
 enum lk_channel_state {
@@ -87,7 +87,7 @@ enum lk_channel_state {
 
 struct lk_channel_limits {
     uint32_t max_sequences, max_leases;
-    uint64_t max_pages, max_pages_per_uid; /* 0: none */
+    uint64_t max_pages, max_pages_per_uid; /* of each pool; 0: none */
 };
 
 struct lk_channel {
@@ -112,7 +112,7 @@ struct lk_channel {
     struct lk_sequence *sequences; /* its own, as a list */
     struct lk_lease *leases;
     uint32_t sequence_count, lease_count;
-    uint64_t quads;
+    uint64_t quads[LK_POOLS_MAX];
     uint64_t submissions, completions, refusals;
 };
 
@@ -152,8 +152,10 @@ static inline void lk_channel_wake(struct lk_channel *channel) {
         lk_bell_ring(channel->open.bell);
 }
 
-/* Charges quads (negative: gives back) to the connection and its user. */
-void lk_channel_charge(struct lk_channel *channel, int64_t quads);
+/* Charges quads of the pool (negative: gives back) to the connection and its user. */
+void lk_channel_charge(struct lk_channel *channel, const struct lk_pool *pool, int64_t quads);
+/* Charged in all pools. */
+uint64_t lk_channel_quads(const struct lk_channel *channel);
 /* Would `quads` more exceed a quota or what the pool has? Fills *ret. */
 enum lk_reason lk_channel_over_quota(const struct lk_channel *channel, const struct lk_pool *pool,
                                      uint64_t quads, struct lk_refusal *ret);

@@ -105,7 +105,7 @@ static void done(struct lk_intake *intake, struct lk_work *work) {
     for (uint32_t i = 0; i < work->shared_count; i++) {
         struct lk_sequence *sequence = work->shared[i].sequence;
         if (lk_sequence_copied(sequence->pool, work->shared[i].quad))
-            lk_channel_charge(sequence->channel, -1);
+            lk_channel_charge(sequence->channel, sequence->pool, -1);
         sequence->in_flight--;
         sequence->channel->held--;
     }
@@ -148,7 +148,7 @@ bool lk_reap(struct lk_intake *intake, struct lk_channel *channel) {
         lk_release_sequence(intake, channel->sequences);
     while (channel->leases)
         lk_release_lease(intake, channel->leases);
-    LK_ASSERT(channel->quads == 0 && channel->queued == 0);
+    LK_ASSERT(lk_channel_quads(channel) == 0 && channel->queued == 0);
     channel->user->channels--;
     channel->state = LK_CHANNEL_FREE;
     return true;

@@ -569,7 +569,7 @@ static void channels_call(struct lk_intake *intake, void *argument) {
             .in_flight = c->running,
             .sequences = c->sequence_count,
             .leases = c->lease_count,
-            .pages = c->quads * LK_QUAD_PAGES,
+            .pages = lk_channel_quads(c) * LK_QUAD_PAGES,
             .cut = c->state == LK_CHANNEL_CUT,
         };
         memcpy(ret->name, c->open.name, sizeof(ret->name));
@@ -628,19 +628,22 @@ int lk_intake_pool(struct lk_intake *intake, uint32_t index, struct lk_msg_pool 
 
 /* ---- check ---- */
 
-/* What a channel is charged: the quads of its pool that its tables and copies name, each once, and
+/* What a channel is charged: the quads of a pool that its tables and copies name, each once, and
  * promises. */
 static int check_charges(const struct lk_intake *intake, char *why, size_t why_bytes) {
-    uint64_t charged = 0, held = 0;
-    for (uint32_t i = 0; i < intake->channels; i++)
-        charged += intake->channel[intake->active[i]].quads;
-    for (uint32_t i = 0; i < intake->pools; i++)
-        held += intake->pool[i].quads - intake->pool[i].free + intake->pool[i].promised;
-    if (charged == held)
-        return 0;
-    snprintf(why, why_bytes, "channels are charged %llu quads, %llu are taken or promised",
-             (unsigned long long)charged, (unsigned long long)held);
-    return -EINVAL;
+    for (uint32_t p = 0; p < intake->pools; p++) {
+        const struct lk_pool *pool = &intake->pool[p];
+        uint64_t charged = 0, held = pool->quads - pool->free + pool->promised;
+        for (uint32_t i = 0; i < intake->channels; i++)
+            charged += intake->channel[intake->active[i]].quads[p];
+        if (charged == held)
+            continue;
+        snprintf(why, why_bytes,
+                 "[pool %s]: channels are charged %llu quads, %llu are taken or promised",
+                 pool->config->name, (unsigned long long)charged, (unsigned long long)held);
+        return -EINVAL;
+    }
+    return 0;
 }
 
 int lk_intake_check(struct lk_intake *intake, char *why, size_t why_bytes) {

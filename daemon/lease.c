@@ -108,7 +108,7 @@ void lk_lease_close(struct lk_lease *lease) {
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
     for (uint32_t i = 0; i < lease->slot->quads; i++)
         if (lk_pool_drop(lease->pool, lease->table[i]))
-            lk_channel_charge(lease->channel, -1);
+            lk_channel_charge(lease->channel, lease->pool, -1);
     lk_lease_unmap(lease);
     *lease->link = lease->next;
     if (lease->next)

@@ -130,7 +130,7 @@ static enum lk_run run_open(struct lk_intake *intake, struct lk_submission *s) {
         return lk_refuse(intake, s, &refusal);
     }
     intake->spare_lease[desc->pool] = lease->spare;
-    lk_channel_charge(s->channel, (int64_t)quads);
+    lk_channel_charge(s->channel, pool, (int64_t)quads);
     return lk_answer(intake, s, lk_lease_handle(lease));
 }
 

@@ -67,7 +67,7 @@ void lk_sequence_fork(struct lk_sequence *s, const struct lk_sequence *parent) {
 static void drop_quads(struct lk_sequence *s, uint32_t from, uint32_t to) {
     for (uint32_t i = from; i < to; i++)
         if (lk_pool_drop(s->pool, s->table[i]))
-            lk_channel_charge(s->channel, -1);
+            lk_channel_charge(s->channel, s->pool, -1);
 }
 
 void lk_sequence_truncate(struct lk_sequence *s, uint64_t length) {

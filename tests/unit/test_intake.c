@@ -485,6 +485,29 @@ START_TEST(quotas_are_kept) {
 }
 END_TEST
 
+/* A quota is one of each pool: what is held in one leaves the other's. */
+START_TEST(quotas_are_of_a_pool) {
+    config.pools = 2;
+    config.pool[1] = config.pool[0];
+    strcpy(config.pool[1].name, "second");
+    config.max_pages = 24;
+    config.max_pages_per_uid = 40;
+    reopen();
+    struct inlet_client same;
+    struct lk_object_desc desc = {.length = 24};
+    ck_assert_int_eq(inlet_connect(&inlet, &same, 1, 64, 0), 0);
+    for (desc.pool = 0; desc.pool < 2; desc.pool++) {
+        inlet_must(inlet_do(&client, LK_OP_LEASE_OPEN, &desc, sizeof(desc)));
+        inlet_refused(inlet_do(&client, LK_OP_LEASE_OPEN, &desc, sizeof(desc)),
+                      LK_REASON_PAGES_QUOTA, 48, 24, WHOLE);
+        inlet_refused(inlet_do(&same, LK_OP_LEASE_OPEN, &desc, sizeof(desc)), LK_REASON_PAGES_UID,
+                      48, 40, WHOLE);
+    }
+    inlet_check(&inlet);
+    inlet_disconnect(&same);
+}
+END_TEST
+
 /* What a row takes of the workspace on the form's device. */
 static uint64_t row_bytes(uint64_t length, uint32_t append, uint32_t queries) {
     struct lk_pool_view view = {.geometry = config.pool[0].geometry, .pages = 512};
@@ -874,6 +897,7 @@ int main(void) {
     tcase_add_test(tcase, handles_are_refused);
     tcase_add_test(tcase, pools_do_not_mix);
     tcase_add_test(tcase, quotas_are_kept);
+    tcase_add_test(tcase, quotas_are_of_a_pool);
     tcase_add_test(tcase, lengths_and_rows_have_limits);
     tcase_add_test(tcase, a_row_whose_part_fits_no_batch_is_refused);
     tcase_add_test(tcase, draining_makes_nothing_new);
