@@ -366,11 +366,14 @@ static int channel_refused(const struct lk_intake *intake, const struct lk_user 
     return 0;
 }
 
+static struct lk_channel_limits limits_of(const struct lk_config *config) {
+    return (struct lk_channel_limits){config->max_sequences, config->max_leases, config->max_pages,
+                                      config->max_pages_per_uid};
+}
+
 static void add_channel_call(struct lk_intake *intake, void *argument) {
     struct add_call *call = argument;
-    const struct lk_config *config = &intake->config;
-    struct lk_channel_limits limits = {config->max_sequences, config->max_leases, config->max_pages,
-                                       config->max_pages_per_uid};
+    struct lk_channel_limits limits = limits_of(&intake->config);
     struct lk_user *user = user_of(intake, call->open->uid);
     call->rc = channel_refused(intake, user, call);
     if (call->rc)
@@ -491,6 +494,8 @@ static void limits_call(struct lk_intake *intake, void *argument) {
     intake->config.max_pages = fresh->max_pages;
     intake->config.max_pages_per_uid = fresh->max_pages_per_uid;
     intake->config.fence_ms = fresh->fence_ms;
+    for (uint32_t i = 0; i < intake->channels; i++)
+        intake->channel[intake->active[i]].limits = limits_of(fresh);
 }
 
 void lk_intake_limits(struct lk_intake *intake, const struct lk_config *config) {
@@ -590,6 +595,11 @@ struct pool_call {
     int rc;
 };
 
+/* Of limits of which 0 is none. */
+static uint64_t lower(uint64_t a, uint64_t b) {
+    return !a || (b && b < a) ? b : a;
+}
+
 static void pool_call(struct lk_intake *intake, void *argument) {
     struct pool_call *call = argument;
     call->rc = call->index < intake->pools ? 0 : -ENOENT;
@@ -597,7 +607,6 @@ static void pool_call(struct lk_intake *intake, void *argument) {
         return;
     const struct lk_pool *pool = &intake->pool[call->index];
     const struct lk_geometry *g = &pool->view.geometry;
-    uint64_t quota = intake->config.max_pages;
     *call->ret = (struct lk_msg_pool){
         .index = call->index,
         .layers = g->layers,
@@ -610,7 +619,8 @@ static void pool_call(struct lk_intake *intake, void *argument) {
         .budget = pool->config->budget,
         .scan = pool->config->scan,
         .pages = pool->view.pages,
-        .pages_quota = quota && quota < pool->view.pages ? quota : pool->view.pages,
+        .pages_quota = lower(pool->view.pages,
+                             lower(intake->config.max_pages, intake->config.max_pages_per_uid)),
         .pages_free = lk_pool_available(pool) * LK_QUAD_PAGES,
         .max_tokens = pool->max_tokens,
         .memory_bytes = pool->memory_bytes,

@@ -100,8 +100,8 @@ void lk_intake_device_arena_close(struct lk_intake *intake, struct lk_engine_are
 bool lk_intake_mps(const struct lk_intake *intake);
 void lk_intake_drain(struct lk_intake *intake,
                      bool drain); /* draining: SEQUENCE_CREATE and LEASE_OPEN are refused */
-void lk_intake_limits(struct lk_intake *intake,
-                      const struct lk_config *config); /* reloadable keys */
+/* Takes the reloadable keys, for who is connected as well. */
+void lk_intake_limits(struct lk_intake *intake, const struct lk_config *config);
 void lk_intake_status(struct lk_intake *intake, struct lk_intake_status *ret);
 /* Up to count channels -> number there are. */
 uint32_t lk_intake_channels(struct lk_intake *intake, struct lk_channel_status *ret,

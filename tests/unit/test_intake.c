@@ -508,6 +508,41 @@ START_TEST(quotas_are_of_a_pool) {
 }
 END_TEST
 
+static uint64_t quota_told(uint64_t max_pages, uint64_t max_pages_per_uid) {
+    struct lk_msg_pool pool;
+    config.max_pages = max_pages;
+    config.max_pages_per_uid = max_pages_per_uid;
+    lk_intake_limits(inlet.intake, &config);
+    ck_assert_int_eq(lk_intake_pool(inlet.intake, 0, &pool, NULL), 0);
+    return pool.pages_quota;
+}
+
+/* New limits hold for who is connected, too: beyond them one keeps what one has and gets no more.
+ * What is told of them is what holds. */
+START_TEST(limits_change_under_clients) {
+    uint64_t a = inlet_create(&client);
+    inlet_create(&client);
+    inlet_must(append(&client, a, 0, 0, 6 * 64));
+    config.max_sequences = 1;
+    config.max_leases = 0;
+    ck_assert_uint_eq(quota_told(0, 0), 512);
+    ck_assert_uint_eq(quota_told(0, 40), 40);
+    ck_assert_uint_eq(quota_told(1000, 1000), 512);
+    ck_assert_uint_eq(quota_told(12, 40), 12);
+    inlet_refused(inlet_object(&client, LK_OP_SEQUENCE_CREATE, 0, 0), LK_REASON_SEQUENCES_QUOTA, 3,
+                  1, WHOLE);
+    inlet_refused(inlet_object(&client, LK_OP_LEASE_OPEN, 0, 1), LK_REASON_LEASES_QUOTA, 1, 0,
+                  WHOLE);
+    inlet_refused(append(&client, a, 0, 6 * 64, 1), LK_REASON_PAGES_QUOTA, 28, 12, WHOLE);
+    inlet_must(append(&client, a, 1, 0, 6 * 64)); /* takes none */
+    inlet_must(inlet_object(&client, LK_OP_SEQUENCE_TRUNCATE, a, 64));
+    inlet_must(append(&client, a, 0, 64, 2 * 64));
+    ck_assert_uint_eq(quota_told(0, 0), 512);
+    inlet_must(append(&client, a, 0, 3 * 64, 6 * 64));
+    inlet_check(&inlet);
+}
+END_TEST
+
 /* What a row takes of the workspace on the form's device. */
 static uint64_t row_bytes(uint64_t length, uint32_t append, uint32_t queries) {
     struct lk_pool_view view = {.geometry = config.pool[0].geometry, .pages = 512};
@@ -898,6 +933,7 @@ int main(void) {
     tcase_add_test(tcase, pools_do_not_mix);
     tcase_add_test(tcase, quotas_are_kept);
     tcase_add_test(tcase, quotas_are_of_a_pool);
+    tcase_add_test(tcase, limits_change_under_clients);
     tcase_add_test(tcase, lengths_and_rows_have_limits);
     tcase_add_test(tcase, a_row_whose_part_fits_no_batch_is_refused);
     tcase_add_test(tcase, draining_makes_nothing_new);
