@@ -34,13 +34,13 @@ static size_t trial_bytes(const struct lk_lease *lease) {
     return (size_t)lease->pool->view.geometry.layers * lease->pages * sizeof(uint64_t);
 }
 
-static size_t mapped_bytes(const struct lk_lease *lease) {
+uint64_t lk_lease_bytes(const struct lk_lease *lease) {
     return trial_bytes(lease) +
            (size_t)LK_LEASE_PLACES * LK_ROWS_MAX * lease->pages * sizeof(uint32_t);
 }
 
 static int map_lazily(struct lk_lease *lease) {
-    void *at = mmap(NULL, mapped_bytes(lease), PROT_READ | PROT_WRITE,
+    void *at = mmap(NULL, lk_lease_bytes(lease), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED)
         return -ENOMEM;
@@ -51,7 +51,7 @@ static int map_lazily(struct lk_lease *lease) {
 
 void lk_lease_unmap(struct lk_lease *lease) {
     if (lease->trial)
-        munmap(lease->trial, mapped_bytes(lease));
+        munmap(lease->trial, lk_lease_bytes(lease));
     lease->trial = NULL;
     lease->entries = NULL;
 }

@@ -75,6 +75,8 @@ static inline uint64_t lk_lease_handle(const struct lk_lease *lease) {
  * most 9 KiB a page of the lease, and for trials of writes, 8 bytes a page and layer. -> 0,
  * -ENOMEM. */
 int lk_lease_open(struct lk_lease *lease, struct lk_channel *channel, uint64_t pages);
+/* Of that address space, once it was asked for. */
+uint64_t lk_lease_bytes(const struct lk_lease *lease);
 /* Gives all back. Nothing in flight. */
 void lk_lease_close(struct lk_lease *lease);
 /* After channel and daemon are gone. */

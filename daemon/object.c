@@ -126,7 +126,7 @@ static enum lk_run run_open(struct lk_intake *intake, struct lk_submission *s) {
     struct lk_lease *lease = intake->spare_lease[desc->pool];
     int rc = lk_lease_open(lease, s->channel, desc->length);
     if (rc) {
-        refusal = refusal_of(LK_REASON_DEVICE, (uint64_t)-rc, 0);
+        refusal = refusal_of(LK_REASON_MEMORY, lk_lease_bytes(lease), 0);
         return lk_refuse(intake, s, &refusal);
     }
     intake->spare_lease[desc->pool] = lease->spare;

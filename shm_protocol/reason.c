@@ -143,7 +143,10 @@ static const struct reason reasons[LK_REASONS] = {
                              "the row takes {value} bytes of workspace, the daemon has {limit}"},
     [LK_REASON_DRAINING] = {"draining", ESHUTDOWN, "the daemon drains and takes nothing new"},
     [LK_REASON_CLOSING] = {"closing", ECONNRESET, "the connection is being closed"},
-    [LK_REASON_DEVICE] = {"device", EIO, "the device failed with code {value}"},
+    [LK_REASON_MEMORY] =
+        {"memory", ENOMEM,
+         "the daemon gets no {value} bytes of address space for the lease's tables "
+         "(ulimit -v, vm.overcommit_memory): try one of fewer pages"},
     [LK_REASON_BUDGET_DEVICE] = {"budget_device", EINVAL,
                                  "a budget of {value} tokens is more than this device selects "
                                  "from, {limit}"},

@@ -3,7 +3,11 @@
  * test_lease.c - marks, tables and order of leased pages.
  */
 #include <check.h>
+#include <errno.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "../common/run.h"
 #include "../common/inlet.h"
@@ -107,6 +111,32 @@ static struct lk_cqe list(uint16_t op, const uint32_t *words, uint32_t count, ui
 }
 
 /* ---- marks ---- */
+
+/* A lease needs some address space: without, it is refused and nothing is taken. */
+START_TEST(no_address_space_is_said) {
+    struct lk_object_desc desc = {.length = PAGES};
+    struct rlimit old, tight;
+    struct lk_cqe cqe;
+    char text[LK_REASON_BYTES];
+    unsigned long pages;
+    ck_assert_int_eq(getrlimit(RLIMIT_AS, &old), 0);
+    FILE *file = fopen("/proc/self/statm", "r");
+    ck_assert_int_eq(fscanf(file, "%lu", &pages), 1);
+    fclose(file);
+    tight = old;
+    tight.rlim_cur = pages * (rlim_t)sysconf(_SC_PAGESIZE) + (256 << 10);
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &tight), 0);
+    cqe = inlet_do(&client, LK_OP_LEASE_OPEN, &desc, sizeof(desc));
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &old), 0);
+    uint64_t wanted = PAGES * 9 * 256 * 4 + 2 * PAGES * 8; /* sets; trials of two layers */
+    inlet_refused(cqe, LK_REASON_MEMORY, wanted, 0, LK_ROW_WHOLE);
+    ck_assert_int_eq(cqe.status, -ENOMEM);
+    lk_reason_text(cqe.reason, cqe.value, cqe.limit, cqe.row, text, sizeof(text));
+    ck_assert_ptr_nonnull(strstr(text, " bytes of address space"));
+    ck_assert_uint_eq(inlet_status(&inlet).leases, 1);
+    inlet_lease(&client, PAGES);
+}
+END_TEST
 
 START_TEST(writes_leave_no_gap) {
     inlet_refused(put(0, 1, ids, 1), LK_REASON_SLOT_GAP, 1, 0, 0);
@@ -471,6 +501,7 @@ int main(void) {
     TCase *tcase = tcase_create("all");
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, no_address_space_is_said);
     tcase_add_test(tcase, writes_leave_no_gap);
     tcase_add_test(tcase, a_refused_write_changes_nothing);
     tcase_add_test(tcase, rows_of_a_write_follow_each_other);
