@@ -154,6 +154,7 @@ static bool pool_name_valid(const char *name) {
 struct place {
     struct lk_origins *origins;
     uint32_t source, line;
+    uint32_t heading; /* the line of the section's, where it is a file's */
 };
 
 static void note(const struct place *place, const struct lk_config *config, const void *field) {
@@ -331,6 +332,16 @@ static int parse_value(const struct key *key, char *field, const char *text, cha
     }
 }
 
+/* Of a key that is said twice under one heading: one of the two is a mistake. Where there is no room
+ * for names (source 0) it cannot be told. */
+static const struct lk_origin *said_before(const struct lk_config *config,
+                                           const struct place *place, const void *field) {
+    const struct lk_origin *origin =
+        lk_origins_find(place->origins, (size_t)((const char *)field - (const char *)config));
+    bool here = origin && place->line && place->source && origin->source == place->source;
+    return here && origin->line > place->heading ? origin : NULL;
+}
+
 static int assign(struct lk_config *config, const struct place *place, const char *section,
                   const char *name, const char *value, char *why, size_t bytes) {
     char reason[256], list[256] = "";
@@ -341,6 +352,10 @@ static int assign(struct lk_config *config, const struct place *place, const cha
     for (; key->name; key++) {
         if (strcmp(key->name, name) == 0) {
             char *field = (char *)base + key->offset;
+            const struct lk_origin *first = said_before(config, place, field);
+            if (first)
+                return refuse(-EINVAL, why, bytes, "[%s] %s: said in line %u already", section,
+                              name, first->line);
             int rc = parse_value(key, field, value, reason, sizeof(reason));
             if (rc)
                 return refuse(rc, why, bytes, "[%s] %s: %s", section, name, reason);
@@ -376,7 +391,7 @@ static bool is_second(const struct source *source, const char *section, uint32_t
     const struct lk_origin *origin = lk_origins_find(
         source->place.origins, (size_t)((const char *)pool - (const char *)source->config));
     *ret_line = origin ? origin->line : 0;
-    return origin && origin->source == source->place.source;
+    return origin && origin->source && origin->source == source->place.source;
 }
 
 static void check_section(struct source *source, const char *line) {
@@ -389,7 +404,14 @@ static void check_section(struct source *source, const char *line) {
             refuse(-EINVAL, source->why, sizeof(source->why), "the section lacks its ']'");
         return;
     }
+    const char *rest = end + 1 + strspn(end + 1, " \t\r\n");
+    if (*rest && *rest != ';' && *rest != '#') { /* libinih would not look at it */
+        source->error = refuse(-EINVAL, source->why, sizeof(source->why),
+                               "behind a section's ']' there is more: a key has a line of its own");
+        return;
+    }
     snprintf(section, sizeof(section), "%.*s", (int)(end - line - 1), line + 1);
+    source->place.heading = source->place.line;
     if (is_second(source, section, &first)) {
         source->error = refuse(-EINVAL, source->why, sizeof(source->why),
                                "a second [%s]: the first is in line %u", section, first);
@@ -462,7 +484,7 @@ static int load_file(const char *path, struct lk_config *config, struct lk_origi
     if (!source.file)
         return refuse(-errno, why, bytes, "%s: cannot be opened: %s; --config FILE names another",
                       path, strerror(errno));
-    source.place = (struct place){origins, lk_origins_source(origins, path), 0};
+    source.place = (struct place){origins, lk_origins_source(origins, path), 0, 0};
     int rc = ini_parse_stream(read_line, &source, take_key, &source);
     fclose(source.file);
     if (source.error && source.place.line)
@@ -528,7 +550,7 @@ int lk_config_load(const char *path, struct lk_config *ret, struct lk_origins *r
 int lk_config_set(struct lk_config *config, struct lk_origins *origins, const char *option,
                   const char *assignment, char *why, size_t why_bytes) {
     char text[LINE_BYTES], reason[512];
-    const struct place place = {origins, lk_origins_source(origins, option), 0};
+    const struct place place = {origins, lk_origins_source(origins, option), 0, 0};
     const char *equals = strchr(assignment, '=');
     size_t length = equals ? (size_t)(equals - assignment) : 0;
     if (!equals || length >= sizeof(text))

@@ -76,7 +76,8 @@ static void assert_same(const struct lk_config *a, const struct lk_config *b) {
 START_TEST(defaults_and_values) {
     struct lk_config config;
     load_good(
-        "# comment\n; another\n[daemon]\n  threads = 3 ; said late\n\tsocket=/tmp/x.sock\ngroup =\n"
+        "# comment\n; another\n[daemon] ; heading\r\n  threads = 3 ; said "
+        "late\n\tsocket=/tmp/x.sock\ngroup =\n"
         "numa_node = -1\nmemlock=yes\ncpu_path=avx2\nlog_level = debug\n[limits]\nmax_arena = 2M\n"
         "max_pages=4K\n" POOL "dtype=fp32\nscan=tree\n",
         &config);
@@ -155,6 +156,12 @@ static const struct {
     {"[limits]\nmax_arena = no\n", 2,
      "'no' is not a number that may end in K, M, G or T, as in 64G, between 64K and 1T"},
     {"[pool p]\nlayers = 2\n\n[pool  p]\n", 4, "a second [pool  p]: the first is in line 1"},
+    {"[daemon] threads = 4\n", 1, "behind a section's ']' there is more"},
+    {"[pool p]x\nlayers = 2\n", 1, "a key has a line of its own"},
+    {"[daemon]\nthreads = 4\ngpu = 1\nthreads = 4\n", 4,
+     "[daemon] threads: said in line 2 already"},
+    {"[daemon]\ngpu = 0\n[pool p]\nrank = 4\n rank = 8\n", 5,
+     "[pool p] rank: said in line 4 already"},
     {"[pool ]\n", 1, "pool name '': 1 to 31 letters, digits, '_', '.' or '-'"},
     {"[pool a/b]\n", 1, "pool name 'a/b'"},
     {"[pool abcdefghijklmnopqrstuvwxyzabcdef]\n", 1, "1 to 31 letters"},
@@ -306,7 +313,8 @@ static const struct {
      "[limits] max_pages: 20 is more than max_pages_per_uid, 10"},
     {POOL "\n[pool q]\n", 8, "[pool q] does not say layers"},
     {"[pool q]\nlayers=1\nkv_heads=1\ngroup=1\nhead_dim=64\n", 1, "[pool q] does not say memory"},
-    {POOL "head_dim=65\n", 7, "[pool p] head_dim is 65"},
+    {"[pool p]\nlayers=4\nkv_heads=2\ngroup=3\nmemory=16M\nhead_dim=65\n", 6,
+     "[pool p] head_dim is 65"},
     {POOL "page_tokens=12\n", 7, "[pool p] page_tokens is 12"},
     {POOL "\nrank=3\n", 8, "[pool p] rank is 3"},
     {POOL "budget=15\n", 7, "[pool p] budget: 15 tokens are less than a page, page_tokens 16"},
@@ -384,7 +392,7 @@ START_TEST(many_overlays) {
     write_file(path, POOL);
     for (int i = 100; i < 400; i++) {
         snprintf(name, sizeof(name), "%d.conf", i);
-        write_overlay(name, i < 399 ? "[daemon]\nspin_us=5\n" : "[pool p]\nrank=3\n");
+        write_overlay(name, i < 398 ? "[daemon]\nspin_us=5\n" : "[pool p]\nrank=3\n");
     }
     ck_assert_int_eq(read_with(1, plain, &config, why), -EINVAL);
     ck_assert_ptr_nonnull(strstr(why, ": [pool p] rank is 3"));
