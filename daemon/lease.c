@@ -56,21 +56,29 @@ void lk_lease_unmap(struct lk_lease *lease) {
     lease->entries = NULL;
 }
 
-static void empty_quad(struct lk_pool *pool, uint64_t quad) {
+/* `count` of them in a row. */
+static void empty_quads(struct lk_pool *pool, uint64_t quad, uint32_t count) {
+    size_t pages = (size_t)count * LK_QUAD_PAGES;
     for (uint32_t l = 0; l < pool->view.geometry.layers; l++) {
-        memset(pool->marks + lk_pool_page_at(pool, l, quad * LK_QUAD_PAGES), 0, LK_QUAD_PAGES);
-        memset(pool->ledger.marks + lk_pool_page_at(pool, l, quad * LK_QUAD_PAGES), 0,
-               LK_QUAD_PAGES);
-        pool->supers[lk_pool_quad_at(pool, l, quad)] = 0;
-        pool->ledger.supers[lk_pool_quad_at(pool, l, quad)] = 0;
+        memset(pool->marks + lk_pool_page_at(pool, l, quad * LK_QUAD_PAGES), 0, pages);
+        memset(pool->ledger.marks + lk_pool_page_at(pool, l, quad * LK_QUAD_PAGES), 0, pages);
+        memset(pool->supers + lk_pool_quad_at(pool, l, quad), 0, count);
+        memset(pool->ledger.supers + lk_pool_quad_at(pool, l, quad), 0, count);
     }
 }
 
+/* Quads of a lease mostly follow each other: emptied one by one, those of a large lease and many
+ * layers would hold everybody up. */
 static void take_quads(struct lk_lease *lease, uint32_t quads) {
+    uint32_t *table = lease->table, first = 0;
     for (uint32_t i = 0; i < quads; i++) {
-        lease->table[i] = lk_pool_take(lease->pool, i ? lease->table[i - 1] : LK_LEDGER_NONE);
-        empty_quad(lease->pool, lease->table[i]);
+        table[i] = lk_pool_take(lease->pool, i ? table[i - 1] : LK_LEDGER_NONE);
+        if (i && table[i] != table[i - 1] + 1) {
+            empty_quads(lease->pool, table[first], i - first);
+            first = i;
+        }
     }
+    empty_quads(lease->pool, table[first], quads - first);
 }
 
 int lk_lease_open(struct lk_lease *lease, struct lk_channel *channel, uint64_t pages) {

@@ -138,6 +138,25 @@ START_TEST(no_address_space_is_said) {
 }
 END_TEST
 
+/* Whoever had its pages before, wherever they lie: a lease begins empty. */
+START_TEST(a_lease_of_scattered_pages_is_empty) {
+    uint64_t first = lease, some[8];
+    for (int i = 0; i < 8; i++) {
+        lease = some[i] = inlet_lease(&client, 8 + 4 * (uint64_t)i);
+        for (uint32_t layer = 0; layer < 2; layer++)
+            inlet_must(put(layer, 0, ids, (8 + 4 * (uint32_t)i) * B));
+    }
+    for (int i = 0; i < 8; i += 2)
+        inlet_object(&client, LK_OP_LEASE_CLOSE, some[i], 0);
+    lease = inlet_lease(&client, 512 - PAGES - 12 - 20 - 28 - 36);
+    for (uint32_t page = 0; page < 512 - PAGES - 12 - 20 - 28 - 36; page++)
+        for (uint32_t layer = 0; layer < 2; layer++)
+            inlet_refused(put(layer, page * B + 1, ids, 1), LK_REASON_SLOT_GAP, 1, 0, 0);
+    inlet_check(&inlet);
+    lease = first;
+}
+END_TEST
+
 START_TEST(writes_leave_no_gap) {
     inlet_refused(put(0, 1, ids, 1), LK_REASON_SLOT_GAP, 1, 0, 0);
     inlet_must(put(0, 0, ids, 5));
@@ -502,6 +521,7 @@ int main(void) {
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, no_address_space_is_said);
+    tcase_add_test(tcase, a_lease_of_scattered_pages_is_empty);
     tcase_add_test(tcase, writes_leave_no_gap);
     tcase_add_test(tcase, a_refused_write_changes_nothing);
     tcase_add_test(tcase, rows_of_a_write_follow_each_other);
