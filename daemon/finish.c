@@ -144,10 +144,12 @@ bool lk_finish_batches(struct lk_intake *intake) {
 bool lk_reap(struct lk_intake *intake, struct lk_channel *channel) {
     if (channel->state != LK_CHANNEL_LEAVING || channel->held || channel->running)
         return false;
-    while (channel->sequences)
+    while (channel->sequences && lk_chore(intake, channel->sequences->slot->quads))
         lk_release_sequence(intake, channel->sequences);
-    while (channel->leases)
+    while (channel->leases && lk_chore(intake, channel->leases->slot->quads))
         lk_release_lease(intake, channel->leases);
+    if (channel->sequences || channel->leases)
+        return false;
     LK_ASSERT(lk_channel_quads(channel) == 0 && channel->queued == 0);
     channel->user->channels--;
     channel->state = LK_CHANNEL_FREE;

@@ -2,7 +2,8 @@
 /*
  * object.c - submissions that need no batch: sequences and leases come, change and go. See state.h.
  *
- * What changes a table that rows may be reading waits until nothing of it is in flight.
+ * What changes a table that rows may be reading waits until nothing of it is in flight. Tables are
+ * chores: only so many entries are handled in a tick.
  */
 #include "state.h"
 
@@ -51,7 +52,7 @@ static enum lk_run idle_sequence(struct lk_intake *intake, struct lk_submission 
         *ret = NULL;
         return lk_refuse(intake, s, &refusal);
     }
-    if ((*ret)->in_flight == 0)
+    if ((*ret)->in_flight == 0 && lk_chore(intake, (*ret)->slot->quads))
         return LK_RUN_STARTED;
     *ret = NULL;
     return LK_RUN_WAIT;
@@ -123,6 +124,8 @@ static enum lk_run run_open(struct lk_intake *intake, struct lk_submission *s) {
     if (lease_unfit(intake, s, &refusal) ||
         lk_channel_over_quota(s->channel, pool, quads, &refusal))
         return lk_refuse(intake, s, &refusal);
+    if (!lk_chore(intake, quads))
+        return LK_RUN_WAIT;
     struct lk_lease *lease = intake->spare_lease[desc->pool];
     int rc = lk_lease_open(lease, s->channel, desc->length);
     if (rc) {
@@ -139,7 +142,7 @@ static enum lk_run run_close(struct lk_intake *intake, struct lk_submission *s) 
     struct lk_lease *lease;
     if (lk_find_lease(intake, s->channel, s->desc->object.handle, UINT32_MAX, &lease, &refusal))
         return lk_refuse(intake, s, &refusal);
-    if (lease->in_flight)
+    if (lease->in_flight || !lk_chore(intake, lease->slot->quads))
         return LK_RUN_WAIT;
     lk_release_lease(intake, lease);
     return lk_answer(intake, s, 0);

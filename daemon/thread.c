@@ -166,7 +166,9 @@ static void launch(struct lk_intake *intake) {
     LK_ASSERT(rc == 0);
 }
 
+/* Of channels that go: no more in a tick than is done for those that stay. */
 static void reap(struct lk_intake *intake) {
+    intake->chores = 0;
     for (uint32_t i = 0; i < intake->channels;) {
         struct lk_channel *channel = &intake->channel[intake->active[i]];
         if (!lk_reap(intake, channel)) {
@@ -244,7 +246,10 @@ void lk_intake_call(struct lk_intake *intake, void (*run)(struct lk_intake *, vo
         pthread_cond_wait(&intake->called, &intake->call_lock);
     if (!intake->running) {
         run(intake, argument);
-        reap(intake);
+        do {
+            intake->unfinished = false;
+            reap(intake);
+        } while (intake->unfinished);
     } else {
         __atomic_store_n(&intake->call, &call, __ATOMIC_RELEASE);
         eventfd_write(intake->command, 1);

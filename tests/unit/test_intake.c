@@ -799,6 +799,26 @@ START_TEST(connections_have_limits) {
 }
 END_TEST
 
+/* What a client leaves is given back in pieces, a tick each, and others are served between. */
+START_TEST(a_legacy_is_taken_in_pieces) {
+    config.max_sequences = config.pool[0].max_sequences = 500;
+    reopen();
+    struct inlet_client heir;
+    uint64_t a = inlet_create(&client);
+    inlet_must(append(&client, a, 0, 0, 64 * 120));
+    for (int i = 0; i < 499; i++) /* each of 120 quads */
+        inlet_fork(&client, a);
+    ck_assert_int_eq(inlet_connect(&inlet, &heir, 1, 64, 0), 0);
+    uint64_t ticks = inlet_status(&inlet).ticks;
+    inlet_disconnect(&client);
+    ck_assert_uint_ge(inlet_status(&inlet).ticks, ticks + 500 * 120 / LK_CHORES_PER_TICK);
+    ck_assert_uint_eq(inlet_status(&inlet).pool[0].pages_used, 0);
+    ck_assert_uint_eq(inlet_status(&inlet).sequences, 0);
+    inlet_check(&inlet);
+    client = heir;
+}
+END_TEST
+
 START_TEST(pools_are_described) {
     struct lk_msg_pool pool;
     int fd = -1;
@@ -944,6 +964,7 @@ int main(void) {
     tcase_add_test(tcase, garbage_is_answered);
     tcase_add_test(tcase, clients_go_at_any_point);
     tcase_add_test(tcase, connections_have_limits);
+    tcase_add_test(tcase, a_legacy_is_taken_in_pieces);
     tcase_add_test(tcase, pools_are_described);
     tcase_add_test(tcase, neighbours_change_no_bit);
     tcase_add_test(tcase, neighbours_change_no_bit_asleep);
