@@ -61,6 +61,12 @@ static inline void lk_full_barrier(void) {
     __sync_synchronize();
 }
 
+/* What was copied out of memory that others write is the copy from here on: else a compiler short
+ * of registers may read there again. No instruction. */
+static inline void lk_copied(void) {
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+
 /* Tells the core that this is a spin loop: the other hyper-thread gets the pipeline, and leaving
  * the loop costs no mis-speculation. */
 static inline void lk_pause(void) {

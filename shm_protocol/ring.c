@@ -238,10 +238,12 @@ bool lk_ring_daemon_blocked(const struct lk_ring_daemon *ring) {
 void lk_ring_daemon_copy_sqe(const struct lk_ring_daemon *ring, uint32_t ahead,
                              struct lk_sqe *ret) {
     memcpy(ret, &ring->sq[(ring->sq_head + ahead) & (ring->sq_entries - 1)], sizeof(*ret));
+    lk_copied();
 }
 
 void lk_ring_daemon_copy_desc(struct lk_ring_daemon *ring, const struct lk_sqe *sqe, void *ret) {
     memcpy(ret, ring->desc + sqe->desc, sqe->desc_bytes);
+    lk_copied();
     ring->desc_last = sqe->desc;
 }
 

@@ -111,6 +111,7 @@ static int next(struct locks *l, uint64_t span_ns, uint64_t *deadline, struct lk
     if (!cqe)
         return l->dead ? lk_client_gone(l) : -ETIMEDOUT;
     *ret = *cqe;
+    lk_copied();
     if (ret->user_data >= l->flight_count || !l->flights[ret->user_data].flies) {
         l->dead = true;
         return lk_client_fail(l, -EPROTO, "the daemon completed submission %llu of %u, %s",
