@@ -244,8 +244,12 @@ static int make_memory(const struct lk_server *server, const struct lk_hello *he
                  lk_memory_text(sizes.arena_bytes, want), lk_memory_text(available, have));
         return -ENOMEM;
     }
-    return lk_channel_memory_create(hello->sq_entries, arena, server->boot_epoch, 0, ret, why,
-                                    bytes);
+    rc = lk_channel_memory_create(hello->sq_entries, arena, server->boot_epoch, 0, ret, why, bytes);
+    if (rc == -EMFILE) /* the client would look for it with itself */
+        snprintf(why, bytes,
+                 "the daemon has as many files open as it may (its ulimit -n, LimitNOFILE= of "
+                 "systemd)");
+    return rc;
 }
 
 static int add_channel(struct lk_server *server, struct lk_peer *peer, char *why, size_t bytes) {

@@ -20,6 +20,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -524,6 +525,33 @@ START_TEST(descriptors_left_unread_have_a_limit) {
 }
 END_TEST
 
+/* Lets the daemon open so many files more. The limit is one of their numbers. */
+static void leave_descriptors(int more) {
+    char path[64], file[64];
+    struct rlimit limit = {0, 4096};
+    for (; more > 0; limit.rlim_cur++) {
+        snprintf(path, sizeof(path), "/proc/%d/fd/%d", rig.pid, (int)limit.rlim_cur);
+        more -= readlink(path, file, sizeof(file)) < 0;
+    }
+    ck_assert_int_eq(prlimit(rig.pid, RLIMIT_NOFILE, &limit, NULL), 0);
+}
+
+/* It says whose files there are too many of, and serves again once it may. */
+START_TEST(out_of_descriptors) {
+    struct locks *client;
+    int before = settled_descriptors();
+    for (int more = 1; more <= 6; more++) { /* the connection, and what is made for it but one */
+        leave_descriptors(more);
+        ck_assert_int_eq(try_connect(&client), -EMFILE);
+        assert_has(locks_error(NULL), "the daemon has as many files open as it may");
+        assert_descriptors(before);
+    }
+    leave_descriptors(64);
+    assert_serves();
+    assert_descriptors(before);
+}
+END_TEST
+
 /* ---- strangers ---- */
 
 /* Runs f in a child that is uid 65534 with the groups; its exit code. */
@@ -779,6 +807,7 @@ int main(void) {
     tcase_add_loop_test(peers, refuses_garbage_in_a_sentence, 0,
                         sizeof(garbage) / sizeof(*garbage));
     tcase_add_test(peers, names_both_versions);
+    tcase_add_test(peers, out_of_descriptors);
     tcase_add_test(peers, closes_descriptors_it_did_not_ask_for);
     tcase_add_test(peers, lingering_sockets_hold_nobody_up);
     tcase_add_test(peers, refuses_nonsense_after_the_hello);
