@@ -340,10 +340,13 @@ static int timeout_ms(uint64_t next) {
     return ms > 1000000 ? 1000000 : (int)ms;
 }
 
+/* A hello may take a second: what is due is not left until all that came with it are served. */
 static void serve_events(struct lk_server *server, const struct epoll_event *events, int count) {
     bool knocked = false;
     for (int i = 0; i < count; i++) {
         uint32_t index = events[i].data.u32;
+        if (i > 0)
+            keep_time(server);
         if (index < LK_PEERS_MAX)
             lk_peer_serve(server, &server->peer[index]);
         else if (index == OF_LISTENER)

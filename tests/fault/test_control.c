@@ -543,6 +543,55 @@ START_TEST(feeds_the_watchdog) {
 }
 END_TEST
 
+/* Hellos that wait for a daemon that is stopped: it finds them in one round. */
+static void crowd_in(struct rig *rig, int *ret_fds, int count) {
+    struct lk_hello hello = {.major = LK_ABI_MAJOR, .arena_bytes = 16 << 20, .name = "crowd"};
+    hello.head = (struct lk_message){LK_ABI_MAGIC, LK_MSG_HELLO, sizeof(hello)};
+    for (int i = 0; i < count; i++)
+        ret_fds[i] = rig_connect(rig);
+    json_decref(ask(rig, "status")); /* they are accepted */
+    kill(rig->pid, SIGSTOP);
+    for (int i = 0; i < count; i++)
+        ck_assert_int_eq(send(ret_fds[i], &hello, sizeof(hello), 0), sizeof(hello));
+    while (rig_hears(rig, "", 0.05)) /* what was said before */
+        ;
+    kill(rig->pid, SIGCONT);
+}
+
+/* -> how often it was fed until all have their welcome. */
+static int feedings_until_welcome(const struct rig *rig, const int *fds, int count) {
+    int feedings = 0, welcomed = 0;
+    struct lk_welcome welcome;
+    char notice[512];
+    while (welcomed < count) {
+        for (int i = 0; i < count; i++)
+            welcomed += recv(fds[i], &welcome, sizeof(welcome), MSG_DONTWAIT) == sizeof(welcome) &&
+                        welcome.head.type == LK_MSG_WELCOME;
+        ssize_t length = recv(rig->notify, notice, sizeof(notice) - 1, MSG_DONTWAIT);
+        notice[length > 0 ? length : 0] = 0;
+        feedings += strstr(notice, "WATCHDOG=1") != NULL;
+    }
+    return feedings;
+}
+
+/* To make a client's memory takes a while, and all clients of a node may come at once. */
+START_TEST(feeds_the_watchdog_in_a_crowd) {
+    struct rig rig;
+    int fds[32];
+    setenv("WATCHDOG_USEC", "15000", 1); /* fed each 5 ms */
+    rig_start(&rig, "[limits]\nmax_channels = 32\nmax_channels_per_uid = 32\n");
+    crowd_in(&rig, fds, 32);
+    double begun = rig_now();
+    int feedings = feedings_until_welcome(&rig, fds, 32);
+    double took = rig_now() - begun;
+    ck_assert_msg(feedings >= 5, "%d feedings in %.3f s", feedings, took);
+    for (int i = 0; i < 32; i++)
+        close(fds[i]);
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
 /* Ticks of processor time used so far, user and system. */
 static long ticks_used(pid_t pid) {
     char path[64], text[1024];
@@ -681,6 +730,7 @@ int main(void) {
     tcase_add_test(life, a_second_signal_stops_at_once);
     tcase_add_test(life, drains_and_resumes_by_verb);
     tcase_add_test(life, feeds_the_watchdog);
+    tcase_add_test(life, feeds_the_watchdog_in_a_crowd);
     tcase_add_test(life, is_idle_when_nobody_asks);
     tcase_add_test(life, locksctl_prints_and_exits);
     tcase_add_test(life, leased_pages_are_counted_once);
