@@ -103,6 +103,7 @@ static int serve(struct daemon *daemon, uint64_t begun_ns) {
 
 static int run(struct daemon *daemon) {
     uint64_t begun_ns = lk_now_ns();
+    fill_streams();
     lk_server_block_signals();
     lk_log_level(daemon->config.log_level);
     int rc = lk_listener_open(daemon->config.socket, &daemon->server.listener, daemon->why,
@@ -168,7 +169,6 @@ static int config_failed(int rc) {
 int main(int argc, char **argv) {
     static struct daemon daemon;
     struct lk_options *options = &daemon.options;
-    fill_streams();
     int rc = lk_options_parse(argc, argv, options, daemon.why, sizeof(daemon.why));
     lk_log_open(writes_to_journal(options));
     if (rc) {
