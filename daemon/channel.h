@@ -55,9 +55,10 @@ struct lk_submission {
     int32_t large; /* index of the large descriptor; -1: inside */
     uint32_t next_row;
     uint32_t next_token; /* of that row: those before it are placed */
-    uint32_t checked;    /* rows of tables found fit, before the first is placed */
+    uint32_t checked;    /* rows found fit, before the first is placed */
     uint32_t placed;     /* rows in batches, not yet fenced */
     uint32_t done;       /* rows fenced */
+    uint64_t need;       /* quads that rows checked so far will take */
     uint64_t promised;   /* quads */
     struct lk_pool *pool;
     struct lk_refusal refusal;

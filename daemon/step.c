@@ -233,26 +233,32 @@ static enum lk_reason row_unfit(struct lk_intake *intake, const struct lk_submis
     layer->check_length = end;
     if (end > length)
         *need += lk_sequence_need(sequence, s->serial, length, end);
+    intake->chores += desc->tokens / LK_PART_TOKENS_MIN; /* a look at each part */
     lk_fill_row(s, index, sequence->pool, end, &row);
     return lk_row_too_large(intake, &row, ret);
 }
 
-/* -> false: it is refused. */
-static bool check_rows(struct lk_intake *intake, struct lk_submission *s, struct lk_refusal *ret) {
+/* Nothing that rows are checked against changes while the submission is the head of its queue. ->
+ * WAIT: more are to be checked in the next tick; STARTED: it is refused. */
+static enum lk_run check_rows(struct lk_intake *intake, struct lk_submission *s) {
     const struct lk_step_desc *step = &s->desc->step;
     struct lk_pool *pool = &intake->pool[step->pool];
-    uint64_t need = 0;
-    s->serial = ++intake->submission_serial;
-    for (uint32_t i = 0; i < step->rows; i++)
-        if (row_unfit(intake, s, i, &need, ret)) {
-            ret->row = i;
-            return false;
+    struct lk_refusal refusal;
+    if (s->checked == 0)
+        s->serial = ++intake->submission_serial;
+    for (; s->checked < step->rows; s->checked++) {
+        if (!lk_chore(intake, 1))
+            return LK_RUN_WAIT;
+        if (row_unfit(intake, s, s->checked, &s->need, &refusal)) {
+            refusal.row = s->checked;
+            return lk_refuse(intake, s, &refusal);
         }
-    if (lk_channel_over_quota(s->channel, pool, need, ret))
-        return false;
-    lk_channel_promise(s, pool, need);
+    }
+    if (lk_channel_over_quota(s->channel, pool, s->need, &refusal))
+        return lk_refuse(intake, s, &refusal);
+    lk_channel_promise(s, pool, s->need);
     s->started = true;
-    return true;
+    return LK_RUN_TURN;
 }
 
 /* ---- place ---- */
@@ -357,13 +363,12 @@ enum lk_run lk_place_rows(struct lk_intake *intake, struct lk_submission *s,
 }
 
 enum lk_run lk_run_rows(struct lk_intake *intake, struct lk_submission *s) {
-    uint32_t rows = s->desc->step.rows;
-    struct lk_refusal refusal;
-    if (!s->started && !check_rows(intake, s, &refusal))
-        return lk_refuse(intake, s, &refusal);
-    if (rows == 0)
+    enum lk_run run = s->started ? LK_RUN_TURN : check_rows(intake, s);
+    if (run != LK_RUN_TURN)
+        return run;
+    if (s->desc->step.rows == 0)
         return lk_answer(intake, s, 0);
-    enum lk_run run = lk_place_rows(intake, s, place);
+    run = lk_place_rows(intake, s, place);
     if (run != LK_RUN_STARTED)
         return run;
     lk_channel_release(s);

@@ -801,21 +801,40 @@ END_TEST
 
 /* What a client leaves is given back in pieces, a tick each, and others are served between. */
 START_TEST(a_legacy_is_taken_in_pieces) {
-    config.max_sequences = config.pool[0].max_sequences = 500;
+    config.max_sequences = config.pool[0].max_sequences = 3000;
     reopen();
     struct inlet_client heir;
     uint64_t a = inlet_create(&client);
     inlet_must(append(&client, a, 0, 0, 64 * 120));
-    for (int i = 0; i < 499; i++) /* each of 120 quads */
+    for (int i = 0; i < 2999; i++) /* each of 120 quads */
         inlet_fork(&client, a);
     ck_assert_int_eq(inlet_connect(&inlet, &heir, 1, 64, 0), 0);
     uint64_t ticks = inlet_status(&inlet).ticks;
     inlet_disconnect(&client);
-    ck_assert_uint_ge(inlet_status(&inlet).ticks, ticks + 500 * 120 / LK_CHORES_PER_TICK);
+    ck_assert_uint_ge(inlet_status(&inlet).ticks, ticks + 3000 * 120 / LK_CHORES_PER_TICK);
     ck_assert_uint_eq(inlet_status(&inlet).pool[0].pages_used, 0);
     ck_assert_uint_eq(inlet_status(&inlet).sequences, 0);
     inlet_check(&inlet);
     client = heir;
+}
+END_TEST
+
+/* The rows of a submission are checked over several ticks where they are many and long. */
+START_TEST(long_rows_are_checked_in_pieces) {
+    config.max_sequences = config.pool[0].max_sequences = LK_ROWS_MAX;
+    config.max_row_tokens = 8192;
+    reopen();
+    inlet_step(&step);
+    for (uint32_t i = 0; i < LK_ROWS_MAX; i++) {
+        struct lk_row_desc *row = inlet_row(&step, inlet_create(&client), 0, 0, 8192);
+        row->k = row->v = 0;
+    }
+    uint64_t ticks = inlet_status(&inlet).ticks;
+    inlet_refused(run_step(&client, LK_OP_APPEND), LK_REASON_PAGES_FREE, 256 * 512, 512, WHOLE);
+    ck_assert_uint_ge(inlet_status(&inlet).ticks,
+                      ticks + 1 + LK_ROWS_MAX * 513 / LK_CHORES_PER_TICK);
+    step.step.rows = 1;
+    inlet_must(run_step(&client, LK_OP_APPEND));
 }
 END_TEST
 
@@ -965,6 +984,7 @@ int main(void) {
     tcase_add_test(tcase, clients_go_at_any_point);
     tcase_add_test(tcase, connections_have_limits);
     tcase_add_test(tcase, a_legacy_is_taken_in_pieces);
+    tcase_add_test(tcase, long_rows_are_checked_in_pieces);
     tcase_add_test(tcase, pools_are_described);
     tcase_add_test(tcase, neighbours_change_no_bit);
     tcase_add_test(tcase, neighbours_change_no_bit_asleep);
