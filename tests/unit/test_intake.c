@@ -805,7 +805,8 @@ START_TEST(a_legacy_is_taken_in_pieces) {
     reopen();
     struct inlet_client heir;
     uint64_t a = inlet_create(&client);
-    inlet_must(append(&client, a, 0, 0, 64 * 120));
+    for (uint64_t at = 0; at < 64 * 120; at += 64 * 30)
+        inlet_must(append(&client, a, 0, at, 64 * 30));
     for (int i = 0; i < 2999; i++) /* each of 120 quads */
         inlet_fork(&client, a);
     ck_assert_int_eq(inlet_connect(&inlet, &heir, 1, 64, 0), 0);
