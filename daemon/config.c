@@ -332,8 +332,8 @@ static int parse_value(const struct key *key, char *field, const char *text, cha
     }
 }
 
-/* Of a key that is said twice under one heading: one of the two is a mistake. Where there is no room
- * for names (source 0) it cannot be told. */
+/* Of a key that is said twice under one heading: one of the two is a mistake. Where there is no
+ * room for names (source 0) it cannot be told. */
 static const struct lk_origin *said_before(const struct lk_config *config,
                                            const struct place *place, const void *field) {
     const struct lk_origin *origin =
