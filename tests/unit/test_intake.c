@@ -249,51 +249,57 @@ START_TEST(chains_let_others_through) {
 }
 END_TEST
 
-/* Waits until some batches of the submission have been launched. */
-static void begin(uint16_t op, const void *desc, uint32_t bytes) {
-    uint64_t batches = inlet_status(&inlet).batches;
-    ck_assert(inlet_submit(&client, op, desc, bytes, 1));
-    while (inlet_status(&inlet).batches < batches + 5)
-        sched_yield();
+/* Fills the words, submits, and spoils them when some batches have been launched. This thread may
+ * be held up until all were, and then has spoiled nothing: it tries again. */
+static struct lk_cqe spoil(uint16_t op, const void *desc, uint32_t bytes, uint32_t *word,
+                           const uint32_t *good, uint32_t count, uint32_t bad) {
+    struct lk_cqe cqe = {0};
+    for (int tries = 0; tries < 50 && cqe.reason == LK_REASON_NONE; tries++) {
+        memcpy(word, good, count * sizeof(*word));
+        uint64_t batches = inlet_status(&inlet).batches;
+        ck_assert(inlet_submit(&client, op, desc, bytes, 1));
+        while (inlet_status(&inlet).batches < batches + 5)
+            sched_yield();
+        for (uint32_t i = 0; i < count; i++)
+            __atomic_store_n(&word[i], bad, __ATOMIC_RELAXED);
+        cqe = inlet_wait(&client);
+    }
+    return cqe;
 }
 
 /* Lists and slots are read twice: what became nonsense meanwhile is refused, and harms nobody. */
 START_TEST(lists_that_change_under_way) {
-    enum { PAGES = 200 };
+    enum { PAGES = 200, SLOTS = 64 };
     uint64_t lease = inlet_lease(&client, PAGES);
     uint32_t *links = inlet_alloc(&client, sizeof(uint32_t[2]) * (PAGES - 1));
-    int64_t *slots = inlet_alloc(&client, 64 * sizeof(*slots));
-    for (int i = 0; i < 64; i++)
-        slots[i] = i % 16;
+    int64_t *slots = inlet_alloc(&client, SLOTS * sizeof(*slots)), good[SLOTS];
+    for (int i = 0; i < SLOTS; i++)
+        good[i] = i % 16;
     inlet_step(&step);
     for (int i = 0; i < 256; i++) { /* of one layer: a batch each */
-        struct lk_row_desc *row = inlet_row(&step, lease, 0, 0, 64);
+        struct lk_row_desc *row = inlet_row(&step, lease, 0, 0, SLOTS);
         if (i == 0)
             inlet_give_kv(&client, row, ids);
         row->k = step.row[0].k;
         row->v = step.row[0].v;
         row->slots = inlet_offset(&client, slots);
     }
-    begin(LK_OP_WRITE, &step, inlet_step_bytes(&step));
-    for (int i = 0; i < 64; i++)
-        __atomic_store_n(&slots[i], INT64_MAX, __ATOMIC_RELAXED);
-    struct lk_cqe cqe = inlet_wait(&client);
+    struct lk_cqe cqe = spoil(LK_OP_WRITE, &step, inlet_step_bytes(&step), (uint32_t *)slots,
+                              (uint32_t *)good, 2 * SLOTS, INT32_MAX);
     ck_assert_uint_eq(cqe.reason, LK_REASON_SLOT);
     ck_assert_uint_eq(cqe.rows, cqe.row);
     ck_assert_uint_ge(cqe.rows, 3);
     struct lk_object_desc chain = {
         .handle = lease, .list = inlet_offset(&client, links), .count = PAGES - 1};
+    uint32_t in_order[2 * (PAGES - 1)];
     for (uint32_t i = 0; i < 2 * chain.count; i++)
-        links[i] = (i + 1) / 2;
-    begin(LK_OP_COPY_PAGES, &chain, sizeof(chain));
-    for (uint32_t i = 0; i < 2 * chain.count; i++)
-        __atomic_store_n(&links[i], UINT32_MAX, __ATOMIC_RELAXED);
-    inlet_refused(inlet_wait(&client), LK_REASON_TABLE_PAGE, UINT32_MAX, PAGES, LK_ROW_WHOLE);
+        in_order[i] = (i + 1) / 2;
+    cqe = spoil(LK_OP_COPY_PAGES, &chain, sizeof(chain), links, in_order, 2 * chain.count,
+                UINT32_MAX);
+    inlet_refused(cqe, LK_REASON_TABLE_PAGE, UINT32_MAX, PAGES, LK_ROW_WHOLE);
 }
 END_TEST
 
-/* Pages that a row closes are summarised before the next row of the layer is scored, in whatever
- * batches they run. */
 /* A tick handles a bounded number of entries of lists and tables: whoever else has work is served
  * in between. */
 START_TEST(long_lists_let_others_through) {
@@ -325,6 +331,8 @@ START_TEST(long_lists_let_others_through) {
 }
 END_TEST
 
+/* Pages that a row closes are summarised before the next row of the layer is scored, in whatever
+ * batches they run. */
 START_TEST(rows_of_a_step_see_summaries) {
     uint64_t whole = inlet_create(&client), parts = inlet_create(&client);
     struct lk_head_result *result = inlet_alloc(&client, 4 * sizeof(*result));
