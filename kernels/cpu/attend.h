@@ -59,7 +59,6 @@ struct lk_vector {
     float (*largest)(const float *x, uint64_t count);
     /* to[i] = exp(from[i] - peak), to == from allowed -> their sum. */
     double (*exp_sum)(float *to, const float *from, uint64_t count, float peak);
-    double (*sum)(const float *x, uint64_t count);
     /* to[i] += scale * from[i] */
     void (*add_scaled)(float *to, const float *from, uint64_t count, float scale);
     /* Below floor, or no number: 0; above 1: 1. */

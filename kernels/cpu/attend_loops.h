@@ -423,23 +423,6 @@ static double exp_sum(float *to, const float *from, uint64_t count, float peak) 
     return total;
 }
 
-static double sum(const float *x, uint64_t count) {
-    double total = 0;
-
-    for (uint64_t first = 0; first < count; first += SUM_BLOCK) {
-        uint64_t end = first + SUM_BLOCK < count ? first + SUM_BLOCK : count, i = first;
-        lanes part[2] = {{0}};
-        for (; i + PAIR <= end; i += PAIR) {
-            part[0] += lanes_load(x + i);
-            part[1] += lanes_load(x + i + LANES);
-        }
-        for (; i < end; i++)
-            total += (double)x[i];
-        total += (double)lanes_sum(part[0] + part[1]);
-    }
-    return total;
-}
-
 static void add_scaled(float *to, const float *from, uint64_t count, float scale) {
     uint64_t i = 0;
 
@@ -576,7 +559,6 @@ const struct lk_vector LK_VECTOR = {
     .gather = {[LK_BF16] = gather_bf16, [LK_FP16] = gather_fp16, [LK_FP32] = gather_fp32},
     .largest = largest,
     .exp_sum = exp_sum,
-    .sum = sum,
     .add_scaled = add_scaled,
     .clip = clip,
     .spread = spread,

@@ -132,7 +132,7 @@ static void plan_workspace(const struct lk_row *row, struct plan *p) {
         reserve(&head, 1, sizeof(struct head));
         p->at_scores = reserve(&head, g->group * p->stride, 4);
         p->at_mixed = reserve(&head, g->group * p->mixed_stride, 4);
-        p->at_share = reserve(&head, p->pages, 4);
+        p->at_share = reserve(&head, most(p->pages, p->mixed), 4);
         p->at_scratch = reserve(&head, most(p->pages, p->mixed), 4);
         p->at_sums = reserve(&head, most(blocks, p->keep), 8);
         p->at_list = reserve(&head, p->candidates, 4);
@@ -291,13 +291,13 @@ void lk_cpu_prune_task(struct lk_row *row, uint32_t task) {
     plan_make(row, &p);
     struct view v = view_of(row, &p, task);
     if (p.scan == LK_NESTED) {
-        lk_share(v.scores, p.stride, group, p.pages, LK_SHARE_FLOOR, v.scratch, 0, v.share, NULL);
+        lk_share(v.scores, p.stride, group, p.pages, LK_SHARE_FLOOR, v.scratch, v.share);
         lk_select_best(v.share, p.complete, p.candidates, v.list);
         return;
     }
     uint64_t quads = p.candidates / LK_QUAD_PAGES, tail = p.units * LK_QUAD_PAGES;
     lk_share(v.mixed, p.mixed_stride, group, p.units + 1, LK_QUAD_PAGES * LK_SHARE_FLOOR, v.scratch,
-             0, v.share, NULL);
+             v.share);
     lk_select_best(v.share, p.units, quads, v.list);
     expand(v.list, quads, tail, p.complete - tail);
 }
@@ -328,8 +328,7 @@ uint32_t lk_cpu_select_tasks(const struct lk_row *row) {
 }
 
 /* Tree: put what each page was last scored by into one softmax, and spread it over the pages. */
-static void share_tree(const struct lk_row *row, const struct plan *p, const struct view *v,
-                       float *ret_peak) {
+static void share_tree(const struct lk_row *row, const struct plan *p, const struct view *v) {
     uint32_t group = row->pool->geometry.group;
     uint64_t quads = p->candidates / LK_QUAD_PAGES, fresh = p->units + 1;
 
@@ -340,8 +339,7 @@ static void share_tree(const struct lk_row *row, const struct plan *p, const str
         for (uint64_t i = 0; i < p->candidates; i++)
             mixed[fresh + i] = v->scores[g * p->stride + v->list[i]];
     }
-    lk_share(v->mixed, p->mixed_stride, group, p->mixed, LK_SHARE_FLOOR, v->mixed, p->mixed_stride,
-             v->scratch, ret_peak);
+    lk_share(v->mixed, p->mixed_stride, group, p->mixed, LK_SHARE_FLOOR, v->share, v->scratch);
     lk_vector_get()->spread(v->share, v->scratch, p->units, LK_SHARE_FLOOR);
     v->share[p->complete] = v->scratch[p->units];
     for (uint64_t i = 0; i < p->candidates; i++)
@@ -397,14 +395,14 @@ static uint32_t keep(const struct lk_row *row, const struct plan *p, const struc
     return (uint32_t)(always + count);
 }
 
-/* Take the kept pages out of one head's exps of pages. */
-static void take_pages(const struct view *v, float *exps) {
+/* Take the kept pages out of one head's scores of pages. */
+static void take_pages(const struct view *v, float *scores) {
     for (uint32_t i = 0; i < v->head->kept; i++)
-        exps[v->kept[i]] = 0;
+        scores[v->kept[i]] = -INFINITY;
 }
 
-/* Of exps in share_tree's order: a page that was not scored by itself takes its quarter. */
-static void take_mixed(const struct plan *p, const struct view *v, float *exps) {
+/* Of scores in share_tree's order: a page that was not scored by itself takes its quarter. */
+static void take_mixed(const struct plan *p, const struct view *v, float *scores) {
     uint64_t c = 0, in_quad = 0;
 
     for (uint32_t i = 0; i < v->head->kept; i++) {
@@ -413,47 +411,50 @@ static void take_mixed(const struct plan *p, const struct view *v, float *exps) 
             c++;
         in_quad = i && v->kept[i - 1] / LK_QUAD_PAGES == page / LK_QUAD_PAGES ? in_quad + 1 : 0;
         if (page == p->complete)
-            exps[p->units] = 0;
+            scores[p->units] = -INFINITY;
         else if (c < p->candidates && v->list[c] == page)
-            exps[p->units + 1 + c] = 0;
+            scores[p->units + 1 + c] = -INFINITY;
         else
-            exps[page / LK_QUAD_PAGES] *=
-                (float)(LK_QUAD_PAGES - 1 - in_quad) / (float)(LK_QUAD_PAGES - in_quad);
+            scores[page / LK_QUAD_PAGES] +=
+                logf((float)(LK_QUAD_PAGES - 1 - in_quad) / (float)(LK_QUAD_PAGES - in_quad));
     }
 }
 
-static void rest(const struct lk_row *row, const struct plan *p, const struct view *v,
-                 const float *peak) {
+/* Relative to the best of what is not kept: a kept page may be estimated so much too high that the
+ * others vanish beside it, and have all of the mass once it is attended. Scores are lost. */
+static void rest(const struct lk_row *row, const struct plan *p, const struct view *v) {
+    const struct lk_vector *vector = lk_vector_get();
+    bool tree = p->scan == LK_TREE;
+    uint64_t count = tree ? p->mixed : p->pages;
+
     for (uint32_t g = 0; g < row->pool->geometry.group; g++) {
-        bool tree = p->scan == LK_TREE;
-        float *exps = tree ? v->mixed + g * p->mixed_stride : v->scores + g * p->stride;
+        float *scores = tree ? v->mixed + g * p->mixed_stride : v->scores + g * p->stride;
         if (tree)
-            take_mixed(p, v, exps);
+            take_mixed(p, v, scores);
         else
-            take_pages(v, exps);
-        v->head->rest[g] =
-            peak[g] + (float)log(lk_vector_get()->sum(exps, tree ? p->mixed : p->pages));
+            take_pages(v, scores);
+        float top = vector->largest(scores, count);
+        v->head->rest[g] = top + (float)log(vector->exp_sum(scores, scores, count, top));
     }
 }
 
 void lk_cpu_select_task(struct lk_row *row, uint32_t task) {
-    float peak[LK_GROUP_MAX];
     struct plan p;
 
     plan_make(row, &p);
     struct view v = view_of(row, &p, task);
     if (p.scan == LK_TREE)
-        share_tree(row, &p, &v, peak);
+        share_tree(row, &p, &v);
     else
-        lk_share(v.scores, p.stride, row->pool->geometry.group, p.pages, LK_SHARE_FLOOR, v.scores,
-                 p.stride, v.share, peak);
+        lk_share(v.scores, p.stride, row->pool->geometry.group, p.pages, LK_SHARE_FLOOR, v.scratch,
+                 v.share);
     v.head->kept = keep(row, &p, &v);
     v.head->sampled = 0;
     if (p.sample)
         v.head->sampled = (uint32_t)lk_sample(v.share, p.pages, v.kept, v.head->kept, p.sample,
                                               v.sums, v.sampled, v.weight);
     else
-        rest(row, &p, &v, peak);
+        rest(row, &p, &v);
 }
 
 /* ---- attend ---- */

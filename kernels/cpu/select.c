@@ -29,17 +29,14 @@ static inline float float_of(uint32_t bits) {
 }
 
 void lk_share(const float *scores, uint64_t stride, uint32_t group, uint64_t count, float floor,
-              float *exps, uint64_t exps_stride, float *share, float *ret_peak) {
+              float *exps, float *share) {
     const struct lk_vector *vector = lk_vector_get();
 
     memset(share, 0, count * sizeof *share);
     for (uint32_t g = 0; g < group; g++) {
         const float *from = scores + g * stride;
-        float *to = exps + g * exps_stride, peak = vector->largest(from, count);
-        double sum = vector->exp_sum(to, from, count, peak);
-        vector->add_scaled(share, to, count, (float)(1 / (sum * group)));
-        if (ret_peak)
-            ret_peak[g] = peak;
+        double sum = vector->exp_sum(exps, from, count, vector->largest(from, count));
+        vector->add_scaled(share, exps, count, (float)(1 / (sum * group)));
     }
     vector->clip(share, count, floor); /* at 1 too: rounding may have gone above */
 }

@@ -21,13 +21,10 @@
 #define LK_SHARE_FLOOR  1e-30f /* smaller is 0 */
 #define LK_SAMPLE_BLOCK 64     /* pages whose weights are summed together */
 
-/*
- * share[j] = mean over the group of softmax_j(scores[g][:count]); below `floor`, or no number: 0.
- * Each head's exp(score - its maximum) is left in exps + g * exps_stride (exps_stride 0: one array,
- * the last head's remains; exps may be scores itself). ret_peak [group]: the maxima, or NULL.
- */
+/* share[j] = mean over the group of softmax_j(scores[g][:count]); below `floor`, or no number: 0.
+ * exps [count] is scratch, and may be the scores themselves where the group is one. */
 void lk_share(const float *scores, uint64_t stride, uint32_t group, uint64_t count, float floor,
-              float *exps, uint64_t exps_stride, float *share, float *ret_peak);
+              float *exps, float *share);
 
 /* Where the best `need` of share[0..count) end: those above `bits`, and the first `ties` equal to
  * it. */

@@ -446,6 +446,35 @@ START_TEST(rows_longer_than_their_tokens) { /* more queries than tokens: the fir
 }
 END_TEST
 
+/* ---- estimates that are far off ---- */
+
+START_TEST(
+    a_kept_page_estimated_much_too_high) { /* what is not kept counts beside it all the same */
+    static const uint32_t scans[] = {LK_FULL, LK_COARSE, LK_NESTED, LK_TREE};
+    if (!open_path(_i))
+        return;
+    struct lk_geometry g = {1, 2, 4, 64, 8, 8, LK_BF16};
+    static const uint32_t hidden[] = {5, 23, 40};
+    for (int s = 0; s < 4; s++) {
+        struct bed *bed = bed_open(&g, 8 * 300 + 3, 1);
+        for (uint32_t i = 0; i < 3 * g.kv_heads * g.group; i++) { /* channels no query sees */
+            uint32_t at = i / 3 * g.head_dim + hidden[i % 3];
+            bed->dq[at] = 0;
+            bed_store(g.dtype, bed->q + 2 * at, 0);
+        }
+        for (uint32_t i = 0; i < 18; i++)
+            bed_set(bed, 0, 100 + 300 * (i / 3), i / 3 % 2, hidden[i % 3],
+                    bed_round(g.dtype, 20000.0 / (1 + i % 3)));
+        bed_build(bed);
+        bed->row.scan = scans[s];
+        bed->row.budget_pages = 8;
+        bed->row.sampled = 0;
+        check_sparse(bed);
+        bed_close(bed);
+    }
+}
+END_TEST
+
 /* ---- what must not be read ---- */
 
 /* Overwrite a page's keys, values or both with NaN; summaries stay. */
@@ -664,6 +693,7 @@ static Suite *make_suite(void) {
     tcase_add_loop_test(all, several_tokens_of_a_long_row, 0, 3);
     tcase_add_loop_test(all, later_tokens_do_not_reach_back, 0, 3);
     tcase_add_loop_test(all, rows_longer_than_their_tokens, 0, 3);
+    tcase_add_loop_test(all, a_kept_page_estimated_much_too_high, 0, 3);
     tcase_add_loop_test(all, unselected_pages_are_not_read, 0, 3);
     tcase_add_loop_test(all, bad_keys_in_a_sparse_row, 0, 3);
     tcase_add_loop_test(all, bad_query, 0, 3);

@@ -40,8 +40,8 @@ static float *shares_of(uint64_t count, double spread, uint64_t seed) {
 
 static void check_share(uint32_t group, uint64_t count, double scale) {
     uint64_t stride = count + 3, seed = count * group;
-    float *scores = malloc(group * stride * 4), *exps = malloc(group * stride * 4);
-    float *share = malloc(count * 4), peak[LK_GROUP_MAX];
+    float *scores = malloc(group * stride * 4), *exps = malloc(count * 4);
+    float *share = malloc(count * 4);
     double *want = calloc(count, sizeof *want);
 
     for (uint64_t i = 0; i < group * stride; i++)
@@ -55,7 +55,7 @@ static void check_share(uint32_t group, uint64_t count, double scale) {
         for (uint64_t j = 0; j < count; j++)
             want[j] += exp((double)scores[g * stride + j] - top) / sum / group;
     }
-    lk_share(scores, stride, group, count, LK_SHARE_FLOOR, exps, stride, share, peak);
+    lk_share(scores, stride, group, count, LK_SHARE_FLOOR, exps, share);
     for (uint64_t j = 0; j < count; j++) {
         ck_assert_double_lt(fabs((double)share[j] - want[j]), 1e-5 * want[j] + 1e-30);
         if (want[j] < 0.99e-30)
@@ -87,7 +87,7 @@ START_TEST(shares_of_what_is_no_number) {
         for (int all = 0; all < 2; all++) {
             for (int j = 0; j < 64; j++)
                 scores[j] = all || j == 20 ? bad[b] : (float)j / 64;
-            lk_share(scores, 64, 1, 64, LK_SHARE_FLOOR, exps, 64, share, NULL);
+            lk_share(scores, 64, 1, 64, LK_SHARE_FLOOR, exps, share);
             for (int j = 0; j < 64; j++)
                 ck_assert(share[j] >= 0 && share[j] <= 1);
             uint32_t index[8];
@@ -166,7 +166,7 @@ START_TEST(many_equal_scores) { /* 131,072: right, and in linear time */
     for (uint64_t j = 0; j < count; j++)
         scores[j] = 3.25f;
     double began = seconds();
-    lk_share(scores, count, 1, count, LK_SHARE_FLOOR, scores, count, share, NULL);
+    lk_share(scores, count, 1, count, LK_SHARE_FLOOR, scores, share);
     for (uint64_t need = 1; need <= count; need *= 8) {
         ck_assert_uint_eq(lk_select_best(share, count, need, index), need);
         for (uint64_t i = 0; i < need; i++)
