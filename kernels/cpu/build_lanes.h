@@ -7,16 +7,16 @@
  *   load       as floats, times the power of two that brings max|K| into [1, 2); what is not finite
  *              counts as 0, so that a poisoned key spoils its own token's estimate only
  *   centre     X - first key, then - mean: in the original space, where a constant of 600 in a
- *              channel cancels without a rounding
+ *              channel cancels without a rounding; the mean itself in float64
  *   eigen      the largest pairs of X X^T [n, n], or of X^T X [d, d] where that is smaller
  *   project    W_i = X^T u_i; s_i is its norm, which is far more exact than the root of the
  *              eigenvalue
  *   rotate     mean and W_i only: the rotation is orthogonal and leaves X X^T as it is
  *   encode     see record.h
  *
- * Products are float32, sums over the d channels too; the eigenproblem and all scales are float64,
- * so that the power of two comes out again without over- or underflow. Stack: 90 KiB a page, 1.4
- * MiB a superpage at the most. Pure, any thread.
+ * Products are float32, sums over the d channels too; the centroid, the eigenproblem and all scales
+ * are float64, so that the power of two comes out again without over- or underflow. Stack: 90 KiB a
+ * page, 1.4 MiB a superpage at the most. Pure, any thread.
  */
 #ifndef LK_CPU_BUILD_LANES_H
 #define LK_CPU_BUILD_LANES_H
@@ -65,22 +65,35 @@ LK_INLINE float prescale_of(float largest) {
     return ldexpf(1, exponent > 126 ? 126 : exponent < -126 ? -126 : exponent);
 }
 
-/* x becomes the differences to the mean, ret_mean the mean. */
+typedef float half_lanes __attribute__((vector_size(2 * LANES)));
+
+LK_INLINE wide wide_of(const float *from) {
+    half_lanes part;
+    memcpy(&part, from, sizeof(part));
+    return __builtin_convertvector(part, wide);
+}
+
+/* x becomes the differences to the mean; ret_mean the mean, in float64 from the keys themselves: a
+ * centroid's code on the wrong side of a tie moves all tokens of the page. */
 LK_INLINE void centre(float *x, uint32_t tokens, uint32_t head_dim, float prescale,
                       double *ret_mean) {
     float share = 1 / (float)tokens;
     for (uint32_t c = 0; c < head_dim; c += LANES) {
         lanes first = lanes_load(x + c) * prescale, sum = {0};
+        wide all[2] = {{0}};
         for (uint32_t t = 0; t < tokens; t++) {
-            lanes v = lanes_load(x + t * head_dim + c) * prescale - first;
-            lanes_store(x + t * head_dim + c, v);
+            float *at = x + t * head_dim + c;
+            all[0] += wide_of(at);
+            all[1] += wide_of(at + WIDE);
+            lanes v = lanes_load(at) * prescale - first;
+            lanes_store(at, v);
             sum += v;
         }
         sum *= share;
         for (uint32_t t = 0; t < tokens; t++)
             lanes_store(x + t * head_dim + c, lanes_load(x + t * head_dim + c) - sum);
-        for (uint32_t l = 0; l < LANES; l++)
-            ret_mean[c + l] = (double)first[l] + sum[l];
+        wide_store(ret_mean + c, all[0] * ((double)prescale * share));
+        wide_store(ret_mean + c + WIDE, all[1] * ((double)prescale * share));
     }
 }
 
@@ -160,15 +173,11 @@ LK_INLINE void project(const float *x, uint32_t rows, uint32_t columns, uint32_t
     }
 }
 
-typedef float half_lanes __attribute__((vector_size(2 * LANES)));
-
 LK_INLINE double norm_of(const float *x, uint32_t count) {
     wide sum = {0};
     double all = 0;
     for (uint32_t i = 0; i < count; i += WIDE) {
-        half_lanes part;
-        memcpy(&part, x + i, sizeof(part));
-        wide v = __builtin_convertvector(part, wide);
+        wide v = wide_of(x + i);
         sum = wide_fma(v, v, sum);
     }
     for (uint32_t l = 0; l < WIDE; l++)
@@ -309,14 +318,22 @@ LK_INLINE void put_scale(uint8_t *scales, uint32_t i, uint16_t scale) {
     memcpy(scales + 2 * i, &scale, 2);
 }
 
-LK_INLINE void encode_centroid(const struct summary *s, uint8_t *to, uint8_t *scales) {
-    float x[LK_HEAD_DIM_MAX];
-    for (uint32_t c = 0; c < s->head_dim; c++)
-        x[c] = (float)s->centroid[c];
-    uint16_t scale = bf16_up(largest_of(x, s->head_dim) / s->prescale / CODE_MAX);
-    double unit = bf16_value(scale) * s->prescale;
+typedef int32_t wide_ints __attribute__((vector_size(4 * WIDE)));
+typedef uint8_t wide_codes __attribute__((vector_size(WIDE)));
 
-    encode(x, s->head_dim, unit > 0 ? 1 / unit : 0, CODE_MAX, LK_CENTROID_BIAS, to);
+LK_INLINE void encode_centroid(const struct summary *s, uint8_t *to, uint8_t *scales) {
+    double largest = 0;
+    for (uint32_t c = 0; c < s->head_dim; c++)
+        largest = fmax(largest, fabs(s->centroid[c]));
+    uint16_t scale = bf16_up(largest / s->prescale / CODE_MAX);
+    double unit = bf16_value(scale) * s->prescale, step = unit > 0 ? 1 / unit : 0;
+
+    for (uint32_t c = 0; c < s->head_dim; c += WIDE) { /* none is beyond CODE_MAX: see bf16_up() */
+        wide v = (wide_load(s->centroid + c) * step + 0x1.8p52) - 0x1.8p52;
+        wide_ints whole = __builtin_convertvector(v + LK_CENTROID_BIAS, wide_ints);
+        wide_codes code = __builtin_convertvector(whole, wide_codes);
+        memcpy(to + c, &code, sizeof(code));
+    }
     put_scale(scales, 0, scale);
 }
 

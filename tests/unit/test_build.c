@@ -393,6 +393,59 @@ START_TEST(test_layers_and_heads) {
 }
 END_TEST
 
+/* ---- centroids ---- */
+
+#define MANY 8192
+
+/* Rotated mean of a page of k [8][128]. */
+static void mean_of(const float *k, double *ret) {
+    double mean[128] = {0};
+    for (uint32_t i = 0; i < 8 * 128; i++)
+        mean[i % 128] += (double)k[i] / 8;
+    for (uint32_t c = 0; c < 128; c++) {
+        ret[c] = 0;
+        for (uint32_t i = 0; i < 128; i++)
+            ret[c] += __builtin_popcount(c & i) % 2 ? -mean[i] : mean[i];
+        ret[c] /= sqrt(128);
+    }
+}
+
+/* -> codes of the pages that are not the mean over the scale, nearest. */
+static uint32_t codes_off(const struct golden_summary *s, const double *mean) {
+    uint32_t off = 0;
+    for (uint32_t i = 0; i < MANY * 128; i++)
+        off += s->centroid[i] != lrint(mean[i] / (double)s->centroid_scale[i / 128]);
+    return off;
+}
+
+START_TEST(test_centroids) { /* float32 puts some on the wrong side of a tie */
+    struct lk_geometry g = {1, 1, 1, 128, 8, 2, LK_FP32};
+    struct lk_pool_view pool = golden_pool(&g, MANY);
+    double *mean = malloc(MANY * 128 * sizeof *mean);
+    uint32_t state = 1;
+
+    for (uint32_t j = 0; j < MANY; j++) {
+        float *k = (float *)(void *)lk_page_keys(&pool, 0, j, 0);
+        for (uint32_t i = 0; i < 8 * 128; i++) {
+            state = state * 1664525 + 1013904223;
+            k[i] = (float)(int32_t)state * 0x1p-30f + (i % 128 == 5 ? 7 : 0);
+        }
+        mean_of(k, mean + (size_t)j * 128);
+    }
+    for (int p = 0; p < PATHS; p++) {
+        if (!open_path(p))
+            continue;
+        build_all(&pool);
+        struct golden_summary s = golden_read(&pool, false);
+        uint32_t off = codes_off(&s, mean);
+        ck_assert_uint_eq(off, 0);
+        golden_summary_free(&s);
+    }
+    golden_pool_free(&pool);
+    free(mean);
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("build");
     TCase *tc = tcase_create("build");
@@ -408,6 +461,7 @@ int main(void) {
     tcase_add_test(tc, test_extremes);
     tcase_add_test(tc, test_determinism);
     tcase_add_test(tc, test_layers_and_heads);
+    tcase_add_test(tc, test_centroids);
     tcase_set_timeout(tc, 60);
     suite_add_tcase(suite, tc);
     return run_suite(suite);
