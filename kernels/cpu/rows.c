@@ -368,7 +368,15 @@ static struct field field_of(const struct plan *p, const struct view *v, struct 
     return (struct field){.share = v->scratch + a, .page = v->list + a, .count = b - a};
 }
 
-/* -> pages kept, ascending in v->kept. */
+static double share_sum(const struct view *v, uint64_t from, uint64_t to) {
+    double sum = 0;
+    for (uint64_t j = from; j < to; j++)
+        sum += (double)v->share[j];
+    return sum;
+}
+
+/* -> pages kept, ascending in v->kept. A mass target is a part of what the shares sum to, which
+ * rounding leaves beside 1: a target of 1 would be met by the first share that rounds to it. */
 static uint32_t keep(const struct lk_row *row, const struct plan *p, const struct view *v) {
     struct lk_forced forced = lk_select_forced(p->keep, row->sink_pages, row->recent_pages);
     struct field field = field_of(p, v, forced);
@@ -377,13 +385,10 @@ static uint32_t keep(const struct lk_row *row, const struct plan *p, const struc
     uint64_t count = lk_select_best(field.share, field.count, p->keep - always, best);
 
     if (row->mass_target > 0) {
-        double sum = 0;
-        for (uint64_t j = 0; j < forced.sink; j++)
-            sum += (double)v->share[j];
-        for (uint64_t j = tail; j < p->pages; j++)
-            sum += (double)v->share[j];
+        double sum = share_sum(v, 0, forced.sink) + share_sum(v, tail, p->pages);
+        double target = (double)row->mass_target * share_sum(v, 0, p->pages);
         count =
-            lk_select_mass(field.share, best, count, sum, (double)row->mass_target,
+            lk_select_mass(field.share, best, count, sum, target,
                            always < LK_MASS_PAGES_MIN ? LK_MASS_PAGES_MIN - always : 0, v->sums);
     }
     for (uint64_t i = 0; i < count; i++)

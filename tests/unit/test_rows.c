@@ -188,7 +188,7 @@ static void check_head(struct bed *bed, uint32_t head) {
     const struct lk_head_out *r = &bed->result[head];
     const struct lk_page_weight *list = bed->list + head * row->list_pages;
     double *all = calloc(P, 8), *kept = calloc(P, 8), want[HEAD_DIM_MAX];
-    uint64_t same = 0, wanted = 0, kept_same = 0;
+    uint64_t same = 0, wanted = 0, kept_same = 0, kept_wanted = 0;
 
     score_pages(bed, head, &w);
     keep_pages(row, &w, N - m);
@@ -203,9 +203,12 @@ static void check_head(struct bed *bed, uint32_t head) {
         if (w.weight[j] > 0 && fabs(all[j] / w.weight[j] - 1) < 1e-3)
             same++;
     }
-    for (uint64_t j = 0; j < P; j++)
+    for (uint64_t j = 0; j < P; j++) {
         wanted += w.weight[j] > 0;
+        kept_wanted += w.kept[j];
+    }
     ck_assert_uint_eq(kept_same, r->kept);
+    ck_assert_uint_eq(kept_wanted, r->kept);
     ck_assert_uint_ge(20 * same,
                       19 * wanted); /* a pointer beside an edge may fall on either page */
     double mass = 0;
@@ -443,6 +446,22 @@ START_TEST(rows_longer_than_their_tokens) { /* more queries than tokens: the fir
     }
     ck_assert(isfinite(bed->lse[2]));
     bed_close(bed);
+}
+END_TEST
+
+START_TEST(all_of_the_mass) { /* of shares of which one is nearly 1 */
+    if (!open_path(_i))
+        return;
+    struct lk_geometry g = {1, 2, 1, 64, 16, 8, LK_FP32};
+    for (int sampled = 0; sampled <= 2; sampled += 2) {
+        struct bed *bed = bed_open(&g, 16 * 60 + 5, 32);
+        bed->row.scan = LK_FULL;
+        bed->row.budget_pages = 12;
+        bed->row.sampled = (uint32_t)sampled;
+        bed->row.mass_target = 1;
+        check_sparse(bed);
+        bed_close(bed);
+    }
 }
 END_TEST
 
@@ -693,6 +712,7 @@ static Suite *make_suite(void) {
     tcase_add_loop_test(all, several_tokens_of_a_long_row, 0, 3);
     tcase_add_loop_test(all, later_tokens_do_not_reach_back, 0, 3);
     tcase_add_loop_test(all, rows_longer_than_their_tokens, 0, 3);
+    tcase_add_loop_test(all, all_of_the_mass, 0, 3);
     tcase_add_loop_test(all, a_kept_page_estimated_much_too_high, 0, 3);
     tcase_add_loop_test(all, unselected_pages_are_not_read, 0, 3);
     tcase_add_loop_test(all, bad_keys_in_a_sparse_row, 0, 3);
