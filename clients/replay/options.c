@@ -183,6 +183,8 @@ static int option(struct replay_options *o, const char *name, const char *value,
             continue;
         if (!value)
             return usage(why, "%s: its value is missing", name);
+        if (options[i].text && !*value)
+            return usage(why, "%s: its value is empty", name);
         if (options[i].text)
             *options[i].text = value;
         else if (options[i].number)
@@ -225,7 +227,7 @@ static int check(const struct replay_options *o, char *why) {
     if (o->rank > o->page_tokens)
         return usage(why, "--rank: %" PRIu32 " is more than --page-tokens, %" PRIu32, o->rank,
                      o->page_tokens);
-    if (o->budget < o->page_tokens && !o->dense)
+    if (o->budget < o->page_tokens)
         return usage(why, "--budget: %" PRIu32 " token%s less than a page, %" PRIu32, o->budget,
                      o->budget == 1 ? " is" : "s are", o->page_tokens);
     return 0;

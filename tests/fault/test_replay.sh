@@ -101,6 +101,7 @@ refused 64 '--page-tokens: 12 is not 8, 16, 32 or 64' --trace "$(at good)" --pag
 refused 64 '--rank: 16 is more than --page-tokens, 8' --trace "$(at good)" --rank 16 --page-tokens 8
 refused 64 '--json takes no value' --trace "$(at good)" --json=1
 refused 64 '1 token is less than a page' --trace "$(at good)" --budget 1
+refused 64 '1 token is less than a page' --trace "$(at good)" --budget 1 --dense
 refused 64 "--budget: '2G' is no whole number" --trace "$(at good)" --budget 2G
 refused 69 'is locksd running?' --trace "$(at good)" --socket "$work/nothing"
 refused 73 "$work/no/such/folder" --trace "$(at good)" --out "$work/no/such/folder"
@@ -113,6 +114,9 @@ for name in "$(at good)" "$work/symbolic" "$work/hard" "$work/./symbolic"; do
 done
 cmp "$(at good)" "$work/copy" || fail 'the trace was overwritten'
 refused 64 '--trace FILE is missing'
+refused 64 '--trace: its value is empty' --trace ''
+refused 64 '--out: its value is empty' --trace x --out=
+refused 64 '--socket: its value is empty' --trace x --socket ''
 refused 64 "unknown option '--trase'" --trase x
 refused 64 "--scan: 'deep' is none of" --trace x --scan deep
 refused 64 "--mass: '1.5'" --trace x --mass 1.5
