@@ -37,11 +37,15 @@ static const struct {
     enum lk_tensor_type type;
     uint64_t element_bytes;
 } types[] = {
-    {"F16", LK_TENSOR_F16, 2},   {"BF16", LK_TENSOR_BF16, 2},     {"F32", LK_TENSOR_F32, 4},
-    {"I32", LK_TENSOR_I32, 4},   {"BOOL", LK_TENSOR_OTHER, 1},    {"U8", LK_TENSOR_OTHER, 1},
-    {"I8", LK_TENSOR_OTHER, 1},  {"F8_E5M2", LK_TENSOR_OTHER, 1}, {"F8_E4M3", LK_TENSOR_OTHER, 1},
-    {"I16", LK_TENSOR_OTHER, 2}, {"U16", LK_TENSOR_OTHER, 2},     {"U32", LK_TENSOR_OTHER, 4},
-    {"I64", LK_TENSOR_OTHER, 8}, {"U64", LK_TENSOR_OTHER, 8},     {"F64", LK_TENSOR_OTHER, 8},
+    {"F16", LK_TENSOR_F16, 2},       {"BF16", LK_TENSOR_BF16, 2},
+    {"F32", LK_TENSOR_F32, 4},       {"I32", LK_TENSOR_I32, 4},
+    {"BOOL", LK_TENSOR_OTHER, 1},    {"U8", LK_TENSOR_OTHER, 1},
+    {"I8", LK_TENSOR_OTHER, 1},      {"F8_E5M2", LK_TENSOR_OTHER, 1},
+    {"F8_E4M3", LK_TENSOR_OTHER, 1}, {"F8_E8M0", LK_TENSOR_OTHER, 1},
+    {"I16", LK_TENSOR_OTHER, 2},     {"U16", LK_TENSOR_OTHER, 2},
+    {"U32", LK_TENSOR_OTHER, 4},     {"I64", LK_TENSOR_OTHER, 8},
+    {"U64", LK_TENSOR_OTHER, 8},     {"F64", LK_TENSOR_OTHER, 8},
+    {"C64", LK_TENSOR_OTHER, 8},
 };
 #define TYPES (sizeof(types) / sizeof(*types))
 
@@ -118,7 +122,7 @@ static int read_type(const struct reader *r, const json_t *entry, struct lk_tens
             *ret_element_bytes = types[i].element_bytes;
             return 0;
         }
-    return bad(r, "has dtype \"%.32s\", which the format does not know", name);
+    return bad(r, "has dtype \"%.32s\", which is not known", name);
 }
 
 static int read_shape(const struct reader *r, const json_t *entry, struct lk_tensor *tensor,
