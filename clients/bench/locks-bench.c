@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sysexits.h>
 
-#include "../common/finish.h"
+#include "../common/streams.h"
 #include "../common/measure.h"
 #include "../common/parallel.h"
 #include "bench.h"
@@ -272,6 +272,8 @@ static int measure(struct request *request) {
 
 int main(int argc, char **argv) {
     static struct request request;
+
+    lk_begin();
     request.bench = (struct bench){
         .context = 131072, .kv_heads = 8, .group = 4, .threads = lk_parallel_processors()};
     int rc = parse(argc, argv, &request);

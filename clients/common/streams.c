@@ -1,14 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * finish.c - see finish.h.
+ * streams.c - see streams.h.
  */
-#include "finish.h"
+#include "streams.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sysexits.h>
+#include <unistd.h>
+
+void lk_begin(void) {
+    int fd;
+    do
+        fd = open("/dev/null", O_RDONLY);
+    while (fd >= 0 && fd < STDERR_FILENO);
+    if (fd > STDERR_FILENO)
+        close(fd);
+}
 
 int lk_finish(const char *tool, int code) {
     bool lost = ferror(stdout) != 0; /* some time ago: why is not known any more */

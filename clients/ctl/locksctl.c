@@ -11,7 +11,7 @@
 #include <sysexits.h>
 
 #include "../../shm_protocol/printable.h"
-#include "../common/finish.h"
+#include "../common/streams.h"
 #include "locks.h"
 
 static const struct verb {
@@ -137,6 +137,8 @@ static int print_answer(const struct request *request, char *text) {
 int main(int argc, char **argv) {
     struct request request = {0};
     char why[512], *text;
+
+    lk_begin();
     int code = parse(argc, argv, &request);
     if (code)
         return code;

@@ -9,7 +9,7 @@
 #include <sysexits.h>
 
 #include "../../shm_protocol/printable.h"
-#include "../common/finish.h"
+#include "../common/streams.h"
 
 struct work {
     struct replay_options options;
@@ -62,6 +62,8 @@ static int replay(struct work *w) {
 
 int main(int argc, char **argv) {
     static struct work work;
+
+    lk_begin();
     int rc = replay_options_parse(argc, argv, &work.options, work.why);
     if (!rc && work.options.help)
         replay_options_help();

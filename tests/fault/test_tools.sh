@@ -194,6 +194,13 @@ start_long; kill -KILL "$(pgrep -P "$tool" locksd)"; tool_ends 70 'SIGKILL of th
 grep -q 'the daemon is gone' "$work/said" || fail "no word of the daemon's death: $(tail -n 2 "$work/said")"
 start_long; kill -STOP "$(pgrep -P "$tool" locksd)"; sleep 0.2; kill -INT "$tool"; tool_ends 130 'SIGINT beside a stopped daemon'
 start_long; kill -QUIT "$tool"; tool_ends 131 'SIGQUIT while decoding'
+env --default-signal=INT "$replay" --device "$device" --trace "$work/long" --budget 512 <&- >&- 2>&- & # which it shall not fill
+tool=$!
+for _ in $(seq 100); do [ -n "$(pgrep -P "$tool" locksd)" ] && break; sleep 0.02; done
+for fd in 0 1 2; do
+    [ "$(readlink "/proc/$tool/fd/$fd")" = /dev/null ] || fail "a closed stream became $(readlink "/proc/$tool/fd/$fd")"
+done
+kill -INT "$tool"; tool_ends 130 'SIGINT with closed streams'
 start_long; truncate -s 4096 "$work/long"; tool_ends 65 'a trace that is cut while decoding' # the last use of it
 grep -q 'was cut short while it was read' "$work/said" || fail "no word of the cut: $(tail -n 2 "$work/said")"
 
