@@ -27,8 +27,8 @@ static void add_client(struct ctl_table *table, const json_t *client) {
     ctl_table_cell(table, text);
     ctl_table_cell(table, ctl_time(ctl_number(client, "connected_seconds"), text));
     for (size_t i = 0; i < sizeof(work) / sizeof(*work); i++)
-        ctl_table_cell(table, ctl_count(ctl_number(client, work[i]), text));
-    ctl_table_cell(table, ctl_bytes(ctl_number(client, "arena_bytes"), text));
+        ctl_table_cell(table, lk_count_word(ctl_number(client, work[i]), text));
+    ctl_table_cell(table, lk_bytes_word((double)ctl_number(client, "arena_bytes"), text));
 }
 
 void ctl_clients(const json_t *reply) {

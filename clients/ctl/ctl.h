@@ -12,6 +12,8 @@
 #include <jansson.h>
 #include <stdint.h>
 
+#include "../common/measure.h"
+
 typedef void ctl_print(const json_t *reply);
 
 ctl_print ctl_status, ctl_clients, ctl_pools, ctl_drain, ctl_resume, ctl_reload;
@@ -22,11 +24,8 @@ const char *ctl_string(const json_t *object, const char *name); /* "-" if absent
 const char *ctl_text(const json_t *string);                     /* fit for a terminal, or "-" */
 int ctl_true(const json_t *object, const char *name);
 
-/* ---- words; each returns its text ---- */
-#define CTL_TEXT 32
-const char *ctl_count(uint64_t value, char text[CTL_TEXT]);  /* 1,234,567 */
-const char *ctl_bytes(uint64_t bytes, char text[CTL_TEXT]);  /* 5.0 GiB */
-const char *ctl_time(uint64_t seconds, char text[CTL_TEXT]); /* 2 h 3 min */
+#define CTL_TEXT LK_WORD_BYTES                               /* of a number in words */
+const char *ctl_time(uint64_t seconds, char text[CTL_TEXT]); /* 2 h 3 min; returns text */
 
 /* ---- columns: a table of strings, numbers right, text left ---- */
 #define CTL_COLUMNS_MAX 16

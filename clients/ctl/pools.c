@@ -15,7 +15,7 @@ static const struct ctl_column columns[] = {
 
 static void add_number(struct ctl_table *table, const json_t *pool, const char *name) {
     char text[CTL_TEXT];
-    ctl_table_cell(table, ctl_count(ctl_number(pool, name), text));
+    ctl_table_cell(table, lk_count_word(ctl_number(pool, name), text));
 }
 
 static void add_pool(struct ctl_table *table, const json_t *pool) {
@@ -38,7 +38,7 @@ static void add_pool(struct ctl_table *table, const json_t *pool) {
     ctl_table_cell(table, text);
     add_number(table, pool, "sequences");
     add_number(table, pool, "bytes_per_token");
-    ctl_table_cell(table, ctl_bytes(ctl_number(pool, "memory_bytes"), text));
+    ctl_table_cell(table, lk_bytes_word((double)ctl_number(pool, "memory_bytes"), text));
 }
 
 void ctl_pools(const json_t *reply) {

@@ -7,22 +7,21 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "../common/measure.h"
-
 static void print_work(const json_t *work) {
     char a[CTL_TEXT], b[CTL_TEXT];
     uint64_t read = ctl_number(work, "score_bytes") + ctl_number(work, "select_bytes") +
                     ctl_number(work, "attend_bytes");
     uint64_t dense = ctl_number(work, "dense_bytes");
     uint64_t submissions = ctl_number(work, "submissions");
-    printf("  work       %s submission%s, %s refused\n", ctl_count(submissions, a),
-           lk_plural(submissions), ctl_count(ctl_number(work, "refusals"), b));
-    printf("  rows       %s, %s of them exact\n", ctl_count(ctl_number(work, "rows"), a),
-           ctl_count(ctl_number(work, "rows_exact"), b));
+    printf("  work       %s submission%s, %s refused\n", lk_count_word(submissions, a),
+           lk_plural(submissions), lk_count_word(ctl_number(work, "refusals"), b));
+    printf("  rows       %s, %s of them exact\n", lk_count_word(ctl_number(work, "rows"), a),
+           lk_count_word(ctl_number(work, "rows_exact"), b));
     if (!read)
         return;
-    printf("  read       %s, dense attention would have read %s (%.1f x)\n", ctl_bytes(read, a),
-           ctl_bytes(dense, b), (double)dense / (double)read);
+    printf("  read       %s, dense attention would have read %s (%.1f x)\n",
+           lk_bytes_word((double)read, a), lk_bytes_word((double)dense, b),
+           (double)dense / (double)read);
 }
 
 static void print_placement(const json_t *placement) {
@@ -40,8 +39,8 @@ static void print_placement(const json_t *placement) {
 static void print_device_arenas(const json_t *arenas) {
     char count[CTL_TEXT], bytes[CTL_TEXT];
     uint64_t clients = ctl_number(arenas, "arenas");
-    printf("  on the GPU %s client%s, %s of device arenas\n", ctl_count(clients, count),
-           lk_plural(clients), ctl_bytes(ctl_number(arenas, "bytes"), bytes));
+    printf("  on the GPU %s client%s, %s of device arenas\n", lk_count_word(clients, count),
+           lk_plural(clients), lk_bytes_word((double)ctl_number(arenas, "bytes"), bytes));
     printf("  sharing    %s\n", ctl_string(arenas, "sharing"));
 }
 
@@ -60,9 +59,9 @@ void ctl_status(const json_t *reply) {
     printf("  access     %s\n", ctl_string(reply, "may_connect"));
     printf("  config     %s\n", ctl_string(reply, "config"));
     printf("  clients    %s of %u, %s since the start\n",
-           ctl_count(ctl_number(reply, "clients"), clients),
+           lk_count_word(ctl_number(reply, "clients"), clients),
            (unsigned)ctl_number(reply, "clients_max"),
-           ctl_count(ctl_number(reply, "clients_served"), served));
+           lk_count_word(ctl_number(reply, "clients_served"), served));
     uint64_t sequences = ctl_number(reply, "sequences"), leases = ctl_number(reply, "leases");
     printf("  holding    %" PRIu64 " sequence%s, %" PRIu64 " lease%s\n", sequences,
            lk_plural(sequences), leases, lk_plural(leases));

@@ -27,29 +27,6 @@ int ctl_true(const json_t *object, const char *name) {
     return json_is_true(json_object_get(object, name));
 }
 
-const char *ctl_count(uint64_t value, char text[CTL_TEXT]) {
-    char digits[24];
-    int length = snprintf(digits, sizeof(digits), "%" PRIu64, value), out = 0;
-    for (int i = 0; i < length; i++) {
-        if (i && (length - i) % 3 == 0)
-            text[out++] = ',';
-        text[out++] = digits[i];
-    }
-    text[out] = 0;
-    return text;
-}
-
-const char *ctl_bytes(uint64_t bytes, char text[CTL_TEXT]) {
-    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
-    double value = (double)bytes;
-    unsigned unit = 0;
-    for (; value >= 1024 && unit < 4; unit++)
-        value /= 1024;
-    snprintf(text, CTL_TEXT, unit ? "%.1f %s" : "%.0f %s", value,
-             bytes == 1 ? "byte" : units[unit]);
-    return text;
-}
-
 const char *ctl_time(uint64_t seconds, char text[CTL_TEXT]) {
     uint64_t minutes = seconds / 60, hours = minutes / 60, days = hours / 24;
     if (days)
