@@ -100,7 +100,7 @@ $(O)/liblocks.a: $(LIB) $(SHM)
 $(SO): $(LIB) $(SHM) clients/lib/liblocks.map
 	$(CC) $(CFLAGS) $(LTO) $(SANF) -shared -pthread -Wl,-soname,liblocks.so.$(ABI) -Wl,--version-script,clients/lib/liblocks.map $(LIB) $(SHM) -o $@
 	ln -sf $(@F) $(O)/liblocks.so
-$(O)/locks-replay: $(REPLAY) $(COMMON) $(O)/liblocks.a
+$(O)/locks-replay: $(REPLAY) $(COMMON) $(O)/kernels/geometry.o $(O)/liblocks.a
 	$(CC) $(CFLAGS) $(LTO) $(SANF) -pthread $^ -o $@ -ljansson $(LIBS)
 $(O)/locksctl: $(CTL) $(COMMON) $(O)/liblocks.a
 	$(CC) $(CFLAGS) $(LTO) $(SANF) -pthread $^ -o $@ -ljansson $(LIBS)

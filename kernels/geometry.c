@@ -17,18 +17,23 @@ static const uint32_t head_dims[] = {64, 80, 96, 112, 128, 192, 256};
 static const uint32_t page_tokens[] = {8, 16, 32, 64};
 static const uint32_t ranks[] = {2, 4, 8, 16};
 
-static bool among(uint32_t value, const uint32_t *set, size_t count) {
-    for (size_t i = 0; i < count; i++)
-        if (set[i] == value)
-            return true;
-    return false;
-}
-
 static const char *refuse_bound(const char *name, uint32_t value, uint32_t max, char *text,
                                 size_t bytes) {
     if (value >= 1 && value <= max)
         return NULL;
     snprintf(text, bytes, "%s is %u; it may be 1 to %u", name, value, max);
+    return text;
+}
+
+static const char *refuse_choice(const char *name, uint32_t value, const uint32_t *set,
+                                 size_t count, char *text, size_t bytes) {
+    for (size_t i = 0; i < count; i++)
+        if (set[i] == value)
+            return NULL;
+    int at = snprintf(text, bytes, "%s is %u; it may be %u", name, value, set[0]);
+    for (size_t i = 1; i < count && at >= 0 && (size_t)at < bytes; i++)
+        at +=
+            snprintf(text + at, bytes - (size_t)at, "%s%u", i + 1 < count ? ", " : " or ", set[i]);
     return text;
 }
 
@@ -40,21 +45,12 @@ const char *lk_geometry_invalid(const struct lk_geometry *geometry, char *text, 
 
     if ((why = refuse_bound("layers", g->layers, LAYERS_MAX, text, bytes)) ||
         (why = refuse_bound("kv_heads", g->kv_heads, KV_HEADS_MAX, text, bytes)) ||
-        (why = refuse_bound("group", g->group, LK_GROUP_MAX, text, bytes)))
+        (why = refuse_bound("group", g->group, LK_GROUP_MAX, text, bytes)) ||
+        (why = refuse_choice("head_dim", g->head_dim, head_dims, COUNT(head_dims), text, bytes)) ||
+        (why = refuse_choice("page_tokens", g->page_tokens, page_tokens, COUNT(page_tokens), text,
+                             bytes)) ||
+        (why = refuse_choice("rank", g->rank, ranks, COUNT(ranks), text, bytes)))
         return why;
-    if (!among(g->head_dim, head_dims, COUNT(head_dims))) {
-        snprintf(text, bytes, "head_dim is %u; it may be 64, 80, 96, 112, 128, 192 or 256",
-                 g->head_dim);
-        return text;
-    }
-    if (!among(g->page_tokens, page_tokens, COUNT(page_tokens))) {
-        snprintf(text, bytes, "page_tokens is %u; it may be 8, 16, 32 or 64", g->page_tokens);
-        return text;
-    }
-    if (!among(g->rank, ranks, COUNT(ranks))) {
-        snprintf(text, bytes, "rank is %u; it may be 2, 4, 8 or 16", g->rank);
-        return text;
-    }
     if (g->rank > g->page_tokens) {
         snprintf(text, bytes, "rank is %u; with page_tokens %u it may be 2, 4 or 8", g->rank,
                  g->page_tokens);

@@ -60,7 +60,8 @@ struct lk_geometry {
     uint32_t dtype; /* enum lk_element */
 };
 
-/* NULL if supported, else a sentence in text that names the value and what it may be. */
+/* NULL if supported, else a sentence in text that begins with the field's name and says its value
+ * and what it may be. */
 const char *lk_geometry_invalid(const struct lk_geometry *geometry, char *text, size_t bytes);
 
 /* Bytes of the parts. *_bytes are what a scan reads (DESIGN's accounting: d 128, B 16, r 8: 294 and

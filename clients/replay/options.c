@@ -10,9 +10,9 @@
 #include <string.h>
 #include <sysexits.h>
 
+#include "../../kernels/kernels.h"
 #include "../common/measure.h"
 #include "../common/parallel.h"
-#include "../common/served.h"
 
 static const char *const scan_names[] = {"auto", "full", "coarse", "nested", "tree"};
 #define SCANS (sizeof(scan_names) / sizeof(*scan_names))
@@ -218,15 +218,11 @@ static int parse_one(int argc, char **argv, int *at, struct replay_options *o, c
 
 /* What no daemon has, and what would leave nothing to attend. */
 static int check(const struct replay_options *o, char *why) {
-    const char *may = lk_not_served(LK_SERVED_PAGE_TOKENS, o->page_tokens);
-    if (may)
-        return usage(why, "--page-tokens: %" PRIu32 " is not %s", o->page_tokens, may);
-    may = lk_not_served(LK_SERVED_RANK, o->rank);
-    if (may)
-        return usage(why, "--rank: %" PRIu32 " is not %s", o->rank, may);
-    if (o->rank > o->page_tokens)
-        return usage(why, "--rank: %" PRIu32 " is more than --page-tokens, %" PRIu32, o->rank,
-                     o->page_tokens);
+    const struct lk_geometry of = {1, 1, 1, 64, o->page_tokens, o->rank, LK_BF16};
+    char text[128];
+    if (lk_geometry_invalid(&of, text, sizeof(text)))
+        return usage(why, "--page-tokens %" PRIu32 " --rank %" PRIu32 ": %s", o->page_tokens,
+                     o->rank, text);
     if (o->budget < o->page_tokens)
         return usage(why, "--budget: %" PRIu32 " token%s less than a page, %" PRIu32, o->budget,
                      o->budget == 1 ? " is" : "s are", o->page_tokens);

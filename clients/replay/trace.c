@@ -16,8 +16,8 @@
 #include <sysexits.h>
 #include <unistd.h>
 
+#include "../../kernels/kernels.h"
 #include "../../shm_protocol/printable.h"
-#include "../common/served.h"
 
 #define NAMES_SHOWN 4 /* of a file that is no trace */
 
@@ -117,26 +117,14 @@ static int need(const struct replay_trace *trace, uint32_t number, char part,
 /* Before a daemon is asked, which would refuse its pool and not the trace. */
 static int check_served(const struct replay_trace *trace, const struct lk_tensor *q,
                         const struct lk_tensor *k, char *why) {
-    const struct {
-        enum lk_served_part part;
-        uint32_t value;
-        const struct lk_tensor *tensor;
-        const char *what;
-    } values[] = {
-        {LK_SERVED_HEAD_DIM, trace->head_dim, q, "its head dimension is"},
-        {LK_SERVED_KV_HEADS, trace->kv_heads, k, "its number of KV heads is"},
-        {LK_SERVED_GROUP, trace->group, q, "its number of query heads a KV head is"},
-    };
-    char shape[128];
-    for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++) {
-        const char *may = lk_not_served(values[i].part, values[i].value);
-        if (may)
-            return bad(trace, why, "tensor %s has shape %s: %s %" PRIu32 ", locksd serves %s",
-                       values[i].tensor->name,
-                       lk_tensor_shape_text(values[i].tensor, shape, sizeof(shape)), values[i].what,
-                       values[i].value, may);
-    }
-    return 0;
+    const struct lk_geometry of = {1, trace->kv_heads, trace->group, trace->head_dim, 16,
+                                   8, LK_BF16};
+    char shape[128], text[128];
+    if (!lk_geometry_invalid(&of, text, sizeof(text)))
+        return 0;
+    const struct lk_tensor *wrong = strncmp(text, "kv_heads", 8) == 0 ? k : q;
+    return bad(trace, why, "tensor %s has shape %s: %s", wrong->name,
+               lk_tensor_shape_text(wrong, shape, sizeof(shape)), text);
 }
 
 /* The shape of all, from the first layer's q and k. */

@@ -91,14 +91,14 @@ refused 65 'not a trace; it has model.layers.0.q, model.layers.1.q, model.layers
 refused 65 'not a trace; it has no tensor' --trace "$(at nothing)"
 refused 65 'no tensor layers.4.q' --trace "$(at good)" --layers 4
 refused 66 'No such file' --trace "$work/nothing"
-refused 65 'tensor layers.3.q has shape [8, 4, 72]: its head dimension is 72, locksd serves 64, 80, 96' --trace "$(at d72)"
+refused 65 'tensor layers.3.q has shape [8, 4, 72]: head_dim is 72; it may be 64, 80, 96' --trace "$(at d72)"
 refused 65 'tensor layers.3.q has shape [8, 4, 100]' --trace "$(at d100)"
-refused 65 'tensor layers.3.q has shape [8, 66, 64]: its number of query heads a KV head is 33, locksd serves 1 to 32' --trace "$(at group33)"
-refused 65 'tensor layers.3.k has shape [40, 300, 64]: its number of KV heads is 300, locksd serves 1 to 256' --trace "$(at heads300)"
-refused 64 '--rank: 3 is not 2, 4, 8 or 16' --trace "$(at good)" --rank 3
-refused 64 '--rank: 5 is not 2, 4, 8 or 16' --trace "$(at good)" --rank 5
-refused 64 '--page-tokens: 12 is not 8, 16, 32 or 64' --trace "$(at good)" --page-tokens 12
-refused 64 '--rank: 16 is more than --page-tokens, 8' --trace "$(at good)" --rank 16 --page-tokens 8
+refused 65 'tensor layers.3.q has shape [8, 66, 64]: group is 33; it may be 1 to 32' --trace "$(at group33)"
+refused 65 'tensor layers.3.k has shape [40, 300, 64]: kv_heads is 300; it may be 1 to 256' --trace "$(at heads300)"
+refused 64 'rank is 3; it may be 2, 4, 8 or 16' --trace "$(at good)" --rank 3
+refused 64 'rank is 5; it may be 2, 4, 8 or 16' --trace "$(at good)" --rank 5
+refused 64 '--page-tokens 12 --rank 8: page_tokens is 12; it may be 8, 16, 32 or 64' --trace "$(at good)" --page-tokens 12
+refused 64 '--page-tokens 8 --rank 16: rank is 16; with page_tokens 8 it may be 2, 4 or 8' --trace "$(at good)" --rank 16 --page-tokens 8
 refused 64 '--json takes no value' --trace "$(at good)" --json=1
 refused 64 '1 token is less than a page' --trace "$(at good)" --budget 1
 refused 64 '1 token is less than a page' --trace "$(at good)" --budget 1 --dense

@@ -21,8 +21,8 @@ LAYERS = {  # folder -> folders of ours it may include from
     "telemetry": {"telemetry"},
     "clients": {"clients", "shm_protocol"},
 }
-# The bench measures kernels in its own process.
-EXCEPTIONS = {("clients/bench", "graphs"), ("clients/bench", "kernels")}
+# The bench measures kernels in its own process; the replay asks kernels/geometry.c what is served.
+EXCEPTIONS = {("clients/bench", "graphs"), ("clients/bench", "kernels"), ("clients/replay", "kernels")}
 FUNCTION_LINES = 70
 PRINTS = re.compile(r"\b(printf|fprintf|puts|perror|vfprintf|putchar)\s*\(")
 MAY_PRINT = re.compile(r"^(clients/(replay|ctl|bench|examples|common)/|daemon/(log|main|options)\.c|tests/)")
