@@ -10,8 +10,7 @@
 
 #include "kernels.h"
 
-#define LAYERS_MAX   1024 /* deepest models have some 130; bounds layer * pages far from overflow */
-#define KV_HEADS_MAX 256
+#define LAYERS_MAX 1024 /* deepest models have some 130; bounds layer * pages far from overflow */
 
 static const uint32_t head_dims[] = {64, 80, 96, 112, 128, 192, 256};
 static const uint32_t page_tokens[] = {8, 16, 32, 64};
@@ -44,7 +43,7 @@ const char *lk_geometry_invalid(const struct lk_geometry *geometry, char *text, 
     const char *why;
 
     if ((why = refuse_bound("layers", g->layers, LAYERS_MAX, text, bytes)) ||
-        (why = refuse_bound("kv_heads", g->kv_heads, KV_HEADS_MAX, text, bytes)) ||
+        (why = refuse_bound("kv_heads", g->kv_heads, LK_KV_HEADS_MAX, text, bytes)) ||
         (why = refuse_bound("group", g->group, LK_GROUP_MAX, text, bytes)) ||
         (why = refuse_choice("head_dim", g->head_dim, head_dims, COUNT(head_dims), text, bytes)) ||
         (why = refuse_choice("page_tokens", g->page_tokens, page_tokens, COUNT(page_tokens), text,

@@ -42,6 +42,7 @@
 extern "C" {
 #endif
 
+#define LK_KV_HEADS_MAX    256
 #define LK_GROUP_MAX       32  /* query heads of a KV head */
 #define LK_HEAD_DIM_MAX    256 /* largest head dimension of the fields' models */
 #define LK_PAGE_TOKENS_MAX 64  /* Gram matrix of a page stays 64 x 64 */

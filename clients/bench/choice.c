@@ -30,10 +30,10 @@ static const char *take_page_tokens(const char *text, uint64_t *ret) {
 
 static const char *take_heads(const char *text, uint64_t *ret) {
     uint64_t q, kv;
-    const char *rest = lk_number_read(text, 1, 1024, &q);
+    const char *rest = lk_number_read(text, 1, LK_KV_HEADS_MAX * LK_GROUP_MAX, &q);
     if (!rest || *rest != '/')
         return NULL;
-    rest = lk_number_read(rest + 1, 1, 1024, &kv);
+    rest = lk_number_read(rest + 1, 1, LK_KV_HEADS_MAX, &kv);
     if (!rest || q % kv || q / kv > LK_GROUP_MAX)
         return NULL;
     *ret = HEADS(q, kv);

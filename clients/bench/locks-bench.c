@@ -8,9 +8,10 @@
 #include <string.h>
 #include <sysexits.h>
 
-#include "../common/streams.h"
+#include "../../kernels/kernels.h"
 #include "../common/measure.h"
 #include "../common/parallel.h"
+#include "../common/streams.h"
 #include "bench.h"
 
 #define ROUNDS       15
@@ -87,8 +88,8 @@ static int take_number(struct bench *bench, const char *name, const char *text) 
         uint32_t *narrow;
     } numbers[] = {
         {"--context", 1024, UINT64_C(1) << 30, &bench->context, NULL},
-        {"--kv-heads", 1, 1024, NULL, &bench->kv_heads},
-        {"--group", 1, 32, NULL, &bench->group},
+        {"--kv-heads", 1, LK_KV_HEADS_MAX, NULL, &bench->kv_heads},
+        {"--group", 1, LK_GROUP_MAX, NULL, &bench->group},
         {"--threads", 1, 256, NULL, &bench->threads},
         {"--rounds", 1, BENCH_ROUNDS_MAX, NULL, &bench->rounds},
         {"--gpu", 0, 63, NULL, &bench->choice.gpu},

@@ -256,7 +256,9 @@ bench "--context: '4G' is no whole number between 1024 and" cpu --context 4G
 bench "--context: '1023' is no whole number" cpu --context 1023
 bench "--context: '4096M' is no whole number" cpu --context 4096M
 bench "--rounds: '4K' is no whole number between 1 and 1000" cpu --rounds 4K
+bench "--kv-heads: '257' is no whole number between 1 and 256" cpu --kv-heads 257
 bench 'is not a list of' device --context 4K,
+bench 'is not a list of' device --heads 257/257
 bench 'one verb at a time, not also cpu;' latency cpu
 bench 'unknown verb speed;' speed
 bench 'a verb is missing;'
