@@ -65,6 +65,19 @@ def few(rng):  # pages of one key, of two, and of their own
     return (q, k, v), "F16"
 
 
+def outlier(rng):  # keys so long that their pages are estimated far above and below what they are
+    q, k, v = structured(rng, TOKENS, STEPS, 2, 11, 80)
+    k[100::150] *= 1e4
+    return (q, k, v), "BF16"
+
+
+def sink(rng):  # a first key that every query looks at
+    q, k, v = structured(rng, TOKENS, STEPS, 2, 5, 128)
+    k[0] *= 2
+    q += np.repeat(k[0] / np.linalg.norm(k[0], axis=-1, keepdims=True), 5, 0) * np.sqrt(128) / 2
+    return (q, k, v), "F16"
+
+
 TRACES = {
     "constant-f16": constant("F16"),
     "constant-f32": constant("F32"),
@@ -74,9 +87,14 @@ TRACES = {
     "denormal-bf16": scaled("BF16", 5e-39, 2e37),
     "equal": equal,
     "few": few,
+    "outlier": outlier,
+    "sink": sink,
     "d80": plain(d=80),
     "d96": plain("BF16", d=96),
     "d128": plain("BF16", d=128),
+    "d112": plain("BF16", kv=1, group=5, d=112),
+    "d192": plain(kv=1, group=7, d=192),
+    "d256": plain("BF16", kv=1, group=32, d=256),
     "group1": plain(kv=3, group=1),
     "group8-f32": plain("F32", kv=1, group=8),
     "group8-bf16": plain("BF16", kv=1, group=8),
