@@ -13,10 +13,10 @@
  * compete. As signed numbers, words above the cut are kept.
  *
  * Cut: the k-th largest word lies in a range of words, at first one where it is likely. Each block
- * counts its words in 128 bins of the range and sends the counts to all; the bin with the k-th is
- * the next range. That ends when a bin is kept whole or has few words: these, and what the rest of
- * a span sums up to, are sent to all, and every block finds the cut and what the others keep by
- * itself. Where equal words straddle the cut, the lower pages are kept.
+ * counts its words in 128 bins of the range and adds the counts to every block's; the bin with the
+ * k-th is the next range. That ends when a bin is kept whole or has few words: these, and what the
+ * rest of a span sums up to, are sent to all, and every block finds the cut and what the others
+ * keep by itself. Where equal words straddle the cut, the lower pages are kept.
  *
  * Sample: weights of the pages not kept, summed by 32 pages, then over the span, then over the
  * team, give each stratum's point its span; a warp finds the point's 32 pages and the page. Unless
@@ -37,7 +37,7 @@
 #define FIRST_SHIFT 20    /* the first range's bins: an eighth of a power of two */
 #define FIRST_PRUNE 19    /* or a sixteenth */
 #define CUTS        2     /* found by a block at most: again for a mass target */
-#define FEW         128   /* words that are sent to all */
+#define FEW         32    /* words that are sent to all: one a lane */
 #define SPAN_LONG   32768 /* units held by a block alone on a multiprocessor, not by two */
 #define HITS_SHARED LK_CUDA_SPAN_HITS
 #define SHARE       0x3fffffff /* the bits of a word that are the share */
@@ -113,12 +113,12 @@ struct sums {                      /* of pages not kept; pages kept */
 
 struct shared {
     alignas(16) uint32_t bins[ROUNDS][BINS], all_bins[ROUNDS][BINS]; /* zero at first */
-    uint32_t peer_bins[2][LK_TEAM_MOST][BINS]; /* of this round and the next */
-    uint4 peers[LK_TEAM_MOST];                 /* of each block: weight, kept and few, most */
-    uint32_t few[LK_TEAM_MOST][FEW + 4];       /* the blocks' words inside the bracket */
-    alignas(16) uint32_t inside[FEW];          /* this block's */
-    uint32_t inside_at[FEW];                   /* the page in the span */
-    int32_t all_few[FEW + 4];                  /* of the team, read by fours */
+    uint4 peers[LK_TEAM_MOST];           /* of each block: weight, kept and few, most */
+    uint32_t few[LK_TEAM_MOST][FEW + 4]; /* the blocks' words inside the bracket */
+    alignas(16) uint32_t inside[FEW];    /* this block's */
+    uint32_t inside_at[FEW];             /* the page in the span */
+    int32_t all_few[FEW + 4];            /* of the team, read by fours */
+    uint32_t few_rank[FEW];              /* and from which block */
     uint32_t equal[LK_TEAM_MOST];
     alignas(16) uint32_t taken_by[LK_TEAM_MOST][WARPS]; /* pages hit */
     union {
@@ -131,7 +131,7 @@ struct shared {
     float2 part[LK_GROUP_MAX];
     uint32_t listed, few_own[2 * CUTS], rows;
     uint32_t agreed; /* pages to keep for the mass target */
-    /* barriers: peer_bins are here; peers and few, again where words are equal; taken_by */
+    /* barriers: all_bins are here; peers and few, again where words are equal; taken_by */
     alignas(8) uint64_t bins_here[CUTS][ROUNDS], sums_here[2 * CUTS], places_here;
     struct sums sums; /* after a mass target */
     struct span span;
@@ -143,7 +143,7 @@ template <uint32_t UNITS> struct held {
     uint64_t weight[UNITS / 32];
     uint32_t kept[UNITS / 32], taken[UNITS / 32];
 };
-static_assert(LK_GROUP_MAX <= 32, "a query head a lane");
+static_assert(LK_GROUP_MAX <= 32 && FEW <= 32, "a query head, and a word, a lane");
 
 /* ---- the span ---- */
 
@@ -154,12 +154,12 @@ __device__ __forceinline__ struct view use_workspace(const struct span &p,
     uint8_t *at = r->workspace + r->spill + p.head * lk_cuda_spill_bytes(pages, r->sampled);
     struct view v;
 
+    v.words = (int32_t *)at + p.base;
+    at += pages * 4ull;
     v.weight = (uint64_t *)at + first;
     at += groups * 8ull;
     v.hits = (struct hit *)at;
     at += r->sampled * 8ull;
-    v.words = (int32_t *)at + p.base;
-    at += pages * 4ull;
     v.kept = (uint32_t *)at + first;
     v.taken = v.kept + groups;
     return v;
@@ -261,8 +261,14 @@ __device__ __forceinline__ void fetch_page(const struct select_args &a, const st
 
 /* ---- sums: all roundings are named, for the kernel's forms to have the same bits ---- */
 
+/* warp_max() by one instruction: integers that order as the floats do. */
+__device__ __forceinline__ float warp_peak(float x) {
+    auto turn = [](int32_t bits) { return bits ^ (bits >> 31 & INT32_MAX); };
+    return __int_as_float(turn(__reduce_max_sync(LK_FULL_WARP, turn(__float_as_int(x)))));
+}
+
 __device__ __forceinline__ float2 warp_merge(float2 x) {
-    const float peak = warp_max(x.x), base = peak == -INFINITY ? 0.f : peak;
+    const float peak = warp_peak(x.x), base = peak == -INFINITY ? 0.f : peak;
     return make_float2(peak, warp_sum(__fmul_rn(x.y, exp2_fast(x.x - base))));
 }
 
@@ -420,6 +426,8 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
                                   base + j < sink || base + j >= tail);
         }
     }
+    if (threadIdx.x < -count % 32) /* words are read by fours */
+        words[count + threadIdx.x] = NEVER;
 }
 
 /* ---- the cut ---- */
@@ -440,22 +448,16 @@ struct bin {
 /* The team's counts of a round from its blocks'. -> where they are. */
 __device__ __forceinline__ const uint32_t *add_counts(struct shared *s, uint32_t round,
                                                       uint64_t *here) {
-    const uint32_t *own = s->bins[round], lane = threadIdx.x % 32;
-    uint32_t(*peers)[BINS] = s->peer_bins[round % 2], sum = 0;
+    const uint32_t bin = threadIdx.x % BINS;
 
     __syncthreads();
     if (team_size() == 1)
-        return own;
+        return s->bins[round];
+    const uint32_t own = s->bins[round][bin];
 #pragma unroll 1
-    for (uint32_t rank = warp_index(); rank < team_size(); rank += WARPS)
-        team_send(&peers[team_rank()][4 * lane], *(const uint4 *)&own[4 * lane], here, rank);
-    team_receive(here);
-#pragma unroll 4
     for (uint32_t rank = threadIdx.x / BINS; rank < team_size(); rank += THREADS / BINS)
-        sum += peers[rank][threadIdx.x % BINS];
-    if (sum)
-        atomicAdd(&s->all_bins[round][threadIdx.x % BINS], sum);
-    __syncthreads();
+        team_send_sum(&s->all_bins[round][bin], own, here, rank);
+    team_receive(here);
     return s->all_bins[round];
 }
 
@@ -486,6 +488,21 @@ __device__ __forceinline__ struct bracket bracket_of(int32_t word) {
     return {word, word + 1, 0, 0};
 }
 
+/* Words from low to high, by bins 1 << shift wide. */
+__device__ __forceinline__ void count_words(uint32_t *bins, const int32_t *words, uint32_t count,
+                                            int32_t low, int32_t high, uint32_t shift) {
+    auto add = [&](int32_t w) {
+        if (w >= low && w <= high)
+            atomicAdd(&bins[min((w - low) >> shift, BINS - 1)], 1u);
+    };
+
+#pragma unroll 2
+    for (uint32_t i = 4 * threadIdx.x; i < count; i += 4 * THREADS) {
+        const int4 x = *(const int4 *)&words[i];
+        add(x.x), add(x.y), add(x.z), add(x.w);
+    }
+}
+
 /* The bracket of the cut that leaves the best k of the team's words but the sure ones. More than
  * FEW inside: they are equal. nth: 0: the first range is counted, its bins 1 << first wide. */
 __device__ __forceinline__ struct bracket find_bracket(const struct span &p, struct shared *s,
@@ -499,12 +516,7 @@ __device__ __forceinline__ struct bracket find_bracket(const struct span &p, str
 #pragma unroll 1
     for (uint32_t round = 0;; round++) {
         if (round || nth)
-#pragma unroll 4
-            for (uint32_t i = threadIdx.x; i < p.count; i += THREADS) {
-                const int32_t w = words[i];
-                if (w >= low && w <= high)
-                    atomicAdd(&s->bins[round][min((w - low) >> shift, BINS - 1)], 1u);
-            }
+            count_words(s->bins[round], words, p.count, low, high, shift);
         const struct bin f = find_bin(add_counts(s, round, &s->bins_here[nth][round]), need);
         if (f.all < need) {
             if (round) /* nothing else competes */
@@ -660,8 +672,10 @@ __device__ __forceinline__ void gather_few(struct shared *s, uint32_t inside, ui
     for (uint32_t rank = warp; rank < team_size(); rank += WARPS) {
         const uint32_t first = __reduce_add_sync(LK_FULL_WARP, lane < rank ? few : 0);
         const uint32_t own = __shfl_sync(LK_FULL_WARP, few, rank);
-        for (uint32_t i = lane; i < own; i += 32)
-            s->all_few[first + i] = (int32_t)s->few[rank][i];
+        if (lane < own) {
+            s->all_few[first + lane] = (int32_t)s->few[rank][lane];
+            s->few_rank[first + lane] = rank;
+        }
     }
     if (threadIdx.x < 4)
         s->all_few[inside + threadIdx.x] = -1;
@@ -671,31 +685,20 @@ __device__ __forceinline__ void gather_few(struct shared *s, uint32_t inside, ui
 /* Each warp by itself. */
 __device__ __forceinline__ struct cut choose_cut(const struct shared *s, const struct bracket &b) {
     const uint32_t lane = threadIdx.x % 32;
-    struct cut r = {b.high, 0};
+    const int32_t own = lane < b.inside ? s->all_few[lane] : -1;
+    uint32_t least = (b.inside + 3) / 4 * 4; /* words that are not below own */
 
-#pragma unroll 1
-    for (uint32_t first = 0; first < b.inside; first += 32) {
-        const int32_t own = first + lane < b.inside ? s->all_few[first + lane] : SURE;
-        uint32_t above = 0, least = (b.inside + 3) / 4 * 4; /* words above own; and equal ones */
 #pragma unroll 2
-        for (uint32_t i = 0; i < b.inside; i += 4) {
-            const int4 v = *(const int4 *)&s->all_few[i];
-            above += (uint32_t)(own - v.x) >> 31, least -= (uint32_t)(v.x - own) >> 31;
-            above += (uint32_t)(own - v.y) >> 31, least -= (uint32_t)(v.y - own) >> 31;
-            above += (uint32_t)(own - v.z) >> 31, least -= (uint32_t)(v.z - own) >> 31;
-            above += (uint32_t)(own - v.w) >> 31, least -= (uint32_t)(v.w - own) >> 31;
-        }
-        const uint32_t found = __ballot_sync(LK_FULL_WARP, above < b.need && least >= b.need);
-        if (found) {
-            const uint32_t who = __ffs(found) - 1;
-            const int32_t word = __shfl_sync(LK_FULL_WARP, own, who);
-            r = {word, b.need - __shfl_sync(LK_FULL_WARP, above, who)};
-            if (__shfl_sync(LK_FULL_WARP, least, who) == b.need)
-                r = {word - 1, 0};
-            break;
-        }
+    for (uint32_t i = 0; i < b.inside; i += 4) {
+        const int4 v = *(const int4 *)&s->all_few[i];
+        least -= (uint32_t)(v.x - own) >> 31;
+        least -= (uint32_t)(v.y - own) >> 31;
+        least -= (uint32_t)(v.z - own) >> 31;
+        least -= (uint32_t)(v.w - own) >> 31;
     }
-    return r;
+    const bool kept = lane < b.inside && least <= b.need;
+    const int32_t word = __reduce_max_sync(LK_FULL_WARP, kept ? -1 : own);
+    return {word, b.need - __popc(__ballot_sync(LK_FULL_WARP, kept))};
 }
 
 /* Sums over the spans: what their blocks sent, less the kept ones of those inside. */
@@ -703,34 +706,26 @@ __device__ __forceinline__ struct sums add_sums(const struct span &p, const stru
                                                 const struct bracket &b, int32_t cut) {
     const uint32_t lane = threadIdx.x % 32, rank = team_rank();
     const uint4 x = lane < team_size() ? s->peers[lane] : make_uint4(0, 0, 0, 0);
-    uint64_t weight = (uint64_t)x.y << 32 | x.x;
-    uint32_t kept = x.z >> 8;
+    const int32_t word = lane < b.inside ? s->all_few[lane] : -1;
+    const bool kept = lane < b.inside && word > cut;
+    const uint32_t from = kept ? s->few_rank[lane] : LK_TEAM_MOST;
+    const uint64_t weight = (uint64_t)x.y << 32 | x.x, less = kept ? weight_of(word) : 0;
     struct sums r = {};
+    auto add = [&](struct tally *to, bool peer, bool of_word) {
+        to->kept = __reduce_add_sync(LK_FULL_WARP, peer ? x.z >> 8 : 0) +
+                   __popc(__ballot_sync(LK_FULL_WARP, kept && of_word));
+        if (p.sampled)
+            to->weight = warp_add((peer ? weight : 0) - (of_word ? less : 0));
+    };
 
-    if (b.inside)
-#pragma unroll 1
-        for (uint32_t i = 0; i < (x.z & 255); i++) {
-            const int32_t w = (int32_t)s->few[lane][i];
-            if (w > cut) {
-                weight -= weight_of(w);
-                kept++;
-            }
-        }
-    __syncwarp();
-    const uint32_t kept_upto = warp_scan(kept);
-    r.all.kept = __shfl_sync(LK_FULL_WARP, kept_upto, 31);
-    r.own.kept = __shfl_sync(LK_FULL_WARP, kept, rank);
-    r.before.kept = __shfl_sync(LK_FULL_WARP, kept_upto, rank) - r.own.kept;
+    add(&r.all, true, true);
+    add(&r.own, lane == rank, from == rank);
+    add(&r.before, lane < rank, from < rank);
     r.all.left = p.units - r.all.kept;
     r.before.left = p.base - r.before.kept;
     r.own.left = p.count - r.own.kept;
-    if (p.sampled) {
-        const uint64_t upto = warp_scan(weight);
-        r.all.weight = __shfl_sync(LK_FULL_WARP, upto, 31);
-        r.own.weight = __shfl_sync(LK_FULL_WARP, weight, rank);
-        r.before.weight = __shfl_sync(LK_FULL_WARP, upto, rank) - r.own.weight;
+    if (p.sampled)
         r.most = __reduce_max_sync(LK_FULL_WARP, x.w);
-    }
     return r;
 }
 
@@ -750,7 +745,6 @@ __device__ __forceinline__ void settle_kept(const struct span &p, const struct s
             atomicAdd((unsigned long long *)&v.weight[at / 32],
                       0ull - weight_of((int32_t)s->inside[threadIdx.x]));
     }
-    __syncthreads();
 }
 
 /* Keep the best k but the sure ones: masks and weights of the span's pages, and their sums. The
@@ -784,6 +778,7 @@ __device__ __forceinline__ struct cut cut_pages(const struct span &p, struct sha
     if (b.inside)
         settle_kept<PRUNE>(p, s, v, cut.word);
     *sums = add_sums(p, s, b, cut.word);
+    __syncthreads();
     return cut;
 }
 
@@ -1062,12 +1057,19 @@ __device__ __forceinline__ void write_pick(const struct select_args &a, const st
         p.list[at] = {page, kept ? 1.f : exp2f(bias)};
 }
 
-/* The block table's entry of the kept page that is the lane's own in group g of the warp's: read
- * long before it is needed. */
+/* Which of up to 32 groups of the warp's run, from `first`, have a kept page. */
+__device__ __forceinline__ uint32_t kept_groups(const struct view &v, const struct run &own,
+                                                uint32_t first) {
+    const uint32_t g = first + threadIdx.x % 32;
+    return __ballot_sync(LK_FULL_WARP, g < own.end && v.kept[g]);
+}
+
+/* The block table's entry of the lane's kept page in the first of these groups: read long before it
+ * is needed. */
 __device__ __forceinline__ uint32_t early_entry(const struct span &p, const struct view &v,
-                                                const struct run &own, uint32_t g) {
-    const uint32_t lane = threadIdx.x % 32;
-    const bool any = g < own.end && v.kept[g] >> lane & 1;
+                                                const struct run &own, uint32_t groups) {
+    const uint32_t lane = threadIdx.x % 32, g = own.first + __ffs(groups) - 1;
+    const bool any = groups && v.kept[g] >> lane & 1;
     return any ? p.table[(p.base + 32 * g + lane) >> p.shift] : 0;
 }
 
@@ -1096,23 +1098,29 @@ __device__ __forceinline__ void write_hits(const struct select_args &a, const st
     }
 }
 
-/* Those of kept pages. `entry`: early_entry() of the first groups. */
+/* Those of kept pages. `entry`: early_entry() of the first groups that have any. */
 __device__ __forceinline__ void write_kept(const struct select_args &a, const struct span &p,
                                            const struct view &v, const struct run &own,
                                            uint32_t before, const uint32_t entry[2]) {
     const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
-    uint32_t at = before + count_masks(v.taken, own.first);
+    uint32_t at = before + count_masks(v.taken, own.first), nth = 0;
 
 #pragma unroll 1
-    for (uint32_t g = own.first; g < own.end; g++) {
-        const uint32_t taken = v.taken[g], page = p.base + 32 * g + lane;
-        if (v.kept[g] >> lane & 1)
-            write_pick(a, p, at + __popc(taken & below), page,
-                       g == own.first       ? entry[0]
-                       : g == own.first + 1 ? entry[1]
-                                            : p.table[page >> p.shift],
-                       0.f, true);
-        at += __popc(taken);
+    for (uint32_t first = own.first; first < own.end; first += 32) {
+        const uint32_t taken = first + lane < own.end ? __popc(v.taken[first + lane]) : 0;
+#pragma unroll 1
+        for (uint32_t some = kept_groups(v, own, first); some; some &= some - 1, nth++) {
+            const uint32_t who = __ffs(some) - 1, g = first + who, page = p.base + 32 * g + lane;
+            const uint32_t to = at + __reduce_add_sync(LK_FULL_WARP, lane < who ? taken : 0);
+            if (v.kept[g] >> lane & 1)
+                write_pick(a, p, to + __popc(v.taken[g] & below), page,
+                           nth == 0   ? entry[0]
+                           : nth == 1 ? entry[1]
+                                      : p.table[page >> p.shift],
+                           0.f, true);
+        }
+        if (first + 32 < own.end)
+            at += __reduce_add_sync(LK_FULL_WARP, taken);
     }
 }
 
@@ -1271,8 +1279,9 @@ __device__ __forceinline__ void select_pages(const struct select_args &a, struct
         apply_target<HELD>(p, s, cut);
         u = s->sums;
     }
-    const uint32_t entry[2] = {early_entry(p, v, own, own.first),
-                               early_entry(p, v, own, own.first + 1)};
+    const uint32_t some = kept_groups(v, own, own.first);
+    const uint32_t entry[2] = {early_entry(p, v, own, some),
+                               early_entry(p, v, own, some & (some - 1))};
     t.apart = true;
     if (p.sampled) {
         t = make_strata(p, u);

@@ -135,6 +135,17 @@ __device__ __forceinline__ void team_send_word(void *to, uint32_t x, uint64_t *h
 #endif
 }
 
+/* The same of a word that is added to the one there. In a team of several. */
+__device__ __forceinline__ void team_send_sum(uint32_t *to, uint32_t x, uint64_t *here,
+                                              uint32_t rank) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add"
+                 ".u32 [%0], %1, [%2];" ::"r"(team_address(to, rank)),
+                 "r"(x), "r"(team_address(here, rank))
+                 : "memory");
+#endif
+}
+
 /* All threads; a warp goes on when everything is here. */
 __device__ __forceinline__ void team_receive(uint64_t *here) {
 #if __CUDA_ARCH__ >= 900

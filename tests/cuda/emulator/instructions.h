@@ -339,6 +339,10 @@ static inline void team_send_word(void *to, uint32_t x, uint64_t *arrived, uint3
         emulated::send_late(at_address(team_address(to, rank)), NULL, &x, sizeof x,
                             barrier_at(team_address(arrived, rank)));
 }
+static inline void team_send_sum(uint32_t *to, uint32_t x, uint64_t *arrived, uint32_t rank) {
+    emulated::add_late(at_address(team_address(to, rank)), x,
+                       barrier_at(team_address(arrived, rank)));
+}
 static inline void team_receive(uint64_t *here) {
     while (team_size() > 1 && !emulated::barrier_passed(here, 0))
         ;

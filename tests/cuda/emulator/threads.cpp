@@ -180,13 +180,16 @@ uint8_t *shared_of(uint32_t rank) {
 /* ---- late copies ---- */
 
 static void do_copy(const struct late_copy &c) {
-    memcpy(c.to, c.from ? c.from : c.value, c.bytes);
+    if (c.adds)
+        *(uint32_t *)c.to += *(const uint32_t *)c.value;
+    else
+        memcpy(c.to, c.from ? c.from : c.value, c.bytes);
 }
 
 void copy_late(void *to, const void *from, uint32_t bytes) {
     memset(to, POISON, bytes);
     running->copies.push_back(
-        {(uint8_t *)to, (const uint8_t *)from, bytes, running->group, NULL, {}});
+        {(uint8_t *)to, (const uint8_t *)from, bytes, running->group, NULL, {}, false});
 }
 
 void close_group(void) {
@@ -205,10 +208,16 @@ void wait_groups(uint32_t most) {
 
 void send_late(uint8_t *to, const uint8_t *from, const void *value, uint32_t bytes,
                uint64_t *barrier) {
-    struct late_copy c = {to, from, bytes, 0, barrier, {}};
+    struct late_copy c = {to, from, bytes, 0, barrier, {}, false};
     memset(to, POISON, bytes);
     if (!from)
         memcpy(c.value, value, bytes);
+    team.sent.push_back(c);
+}
+
+void add_late(uint8_t *to, uint32_t x, uint64_t *barrier) {
+    struct late_copy c = {to, NULL, 4, 0, barrier, {}, true};
+    memcpy(c.value, &x, 4);
     team.sent.push_back(c);
 }
 

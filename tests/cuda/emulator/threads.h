@@ -54,6 +54,7 @@ struct late_copy {
     uint32_t bytes, group;
     uint64_t *barrier; /* told of the bytes; NULL: nobody */
     uint8_t value[16];
+    bool adds; /* a word */
 };
 
 struct block {
@@ -111,6 +112,7 @@ void wait_groups(uint32_t most); /* until at most so many groups are under way *
 /* Copies that a barrier counts. from NULL: value [16]. */
 void send_late(uint8_t *to, const uint8_t *from, const void *value, uint32_t bytes,
                uint64_t *barrier);
+void add_late(uint8_t *to, uint32_t x, uint64_t *barrier);
 
 /* Barriers in shared memory, eight bytes each. */
 void barrier_init(uint64_t *at, uint32_t arrivals);
