@@ -38,8 +38,12 @@ static uint64_t available(void) {
 }
 
 static int refuse(int error, const char *what, uint64_t bytes, char *why, size_t why_bytes) {
-    snprintf(why, why_bytes, "%s of %" PRIu64 " MiB: %s (%" PRIu64 " MiB available)", what,
-             bytes >> 20, strerror(error), available() >> 20);
+    uint64_t most = available();
+    int at =
+        snprintf(why, why_bytes, "%s of %" PRIu64 " MiB: %s", what, bytes >> 20, strerror(error));
+
+    if (most != UINT64_MAX && at >= 0 && (size_t)at < why_bytes)
+        snprintf(why + at, why_bytes - (size_t)at, " (%" PRIu64 " MiB available)", most >> 20);
     return -error;
 }
 
