@@ -423,13 +423,16 @@ static double exp_sum(float *to, const float *from, uint64_t count, float peak) 
     return total;
 }
 
+/* What is left of a vector is a vector too: rounded otherwise, the last pages' shares would differ
+ * from equal ones before them, and win. */
 static void add_scaled(float *to, const float *from, uint64_t count, float scale) {
     uint64_t i = 0;
 
     for (; i + LANES <= count; i += LANES)
         lanes_store(to + i, lanes_fma(lanes_load(from + i), lanes_set(scale), lanes_load(to + i)));
-    for (; i < count; i++)
-        to[i] += scale * from[i];
+    if (i < count)
+        store_some(to, i, count,
+                   lanes_fma(load_some(from, i, count), lanes_set(scale), load_some(to, i, count)));
 }
 
 /* 0 where x is below floor or no number. */

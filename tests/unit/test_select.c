@@ -78,6 +78,27 @@ START_TEST(shares) {
 }
 END_TEST
 
+START_TEST(equal_scores) { /* have equal shares wherever they stand, beside one of another score */
+    enum { COUNT = 70, STRIDE = 80 };
+    float scores[LK_GROUP_MAX * STRIDE], exps[COUNT], share[COUNT];
+    uint64_t seed = 11;
+    if (!open_path(_i))
+        return;
+    for (uint32_t group = 1; group <= LK_GROUP_MAX; group++)
+        for (uint64_t count = 2; count <= COUNT; count++) {
+            for (uint32_t g = 0; g < group; g++) {
+                float score = (float)(3 * bed_normal(&seed));
+                for (uint64_t j = 0; j < count; j++)
+                    scores[g * STRIDE + j] = score;
+                scores[g * STRIDE + count - 1] = (float)(3 * bed_normal(&seed));
+            }
+            lk_share(scores, STRIDE, group, count, LK_SHARE_FLOOR, exps, share);
+            for (uint64_t j = 1; j + 1 < count; j++)
+                ck_assert_float_eq(share[j], share[0]);
+        }
+}
+END_TEST
+
 START_TEST(shares_of_what_is_no_number) {
     float scores[64], exps[64], share[64];
     if (!open_path(_i))
@@ -335,6 +356,7 @@ int main(void) {
 
     tcase_set_timeout(all, 120);
     tcase_add_loop_test(all, shares, 0, 3);
+    tcase_add_loop_test(all, equal_scores, 0, 3);
     tcase_add_loop_test(all, shares_of_what_is_no_number, 0, 3);
     tcase_add_loop_test(all, best, 0, 3);
     tcase_add_loop_test(all, many_equal_scores, 0, 3);
