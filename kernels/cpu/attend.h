@@ -57,16 +57,18 @@ struct lk_vector {
                       uint32_t head_dim, const float *decay, float *acc);
     /* The largest element; -inf of none. */
     float (*largest)(const float *x, uint64_t count);
-    /* to[i] = exp(from[i] - peak), to == from allowed -> their sum. */
+    /* to[i] = exp(from[i] - peak), to == from allowed -> their sum, added in float64. */
     double (*exp_sum)(float *to, const float *from, uint64_t count, float peak);
     /* to[i] += scale * from[i] */
     void (*add_scaled)(float *to, const float *from, uint64_t count, float scale);
-    /* Below floor, or no number: 0; above 1: 1. */
-    void (*clip)(float *x, uint64_t count, float floor);
+    /* The same into float64. An element's bits do not depend on its place. */
+    void (*add_wide)(double *to, const float *from, uint64_t count, double scale);
+    /* x in place: below floor, or no number: 0; above 1: 1. ret: x rounded. */
+    void (*clip)(double *x, uint64_t count, double floor, float *ret);
     /* to[4i..4i+3] = from[i] / 4, below floor: 0. */
-    void (*spread)(float *to, const float *from, uint64_t count, float floor);
+    void (*spread)(double *to, const double *from, uint64_t count, double floor);
     /* Sum of floor(2^32 x), x in [0, 1]; count at most 4096. */
-    uint64_t (*fractions)(const float *x, uint64_t count);
+    uint64_t (*fractions)(const double *x, uint64_t count);
     /* ret[w] = the largest of x[w], x[w + width], ..; width a multiple of 16, at most count. */
     void (*columns)(const float *x, uint64_t count, uint32_t width, float *ret);
     /* Those of x at or above bound, in order, to `to` -> how many; UINT64_MAX: more than room - 16.

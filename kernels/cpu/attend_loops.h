@@ -27,10 +27,9 @@
 #include "attend.h"
 #include "element.h"
 
-#define PAIR      (2 * LANES)
-#define STEP      (LANES / 4) /* tokens of a tile of dot */
-#define LINE      64
-#define SUM_BLOCK 1024 /* floats summed in float before they are added in double */
+#define PAIR (2 * LANES)
+#define STEP (LANES / 4) /* tokens of a tile of dot */
+#define LINE 64
 #if LANES == 16
 #define PIECE 4 /* vectors of a tile of gather */
 #else
@@ -394,72 +393,89 @@ static float largest(const float *x, uint64_t count) {
     return lanes_largest(lanes_max(lanes_max(high[0], high[1]), lanes_max(high[2], high[3])));
 }
 
-/* Of from[first..end): exps to `to`, their sum by lane. */
-LK_INLINE lanes exp_block(float *to, const float *from, uint64_t first, uint64_t end, float peak) {
-    const float log2e = 1.44269504088896341f;
-    lanes scale = lanes_set(log2e), total = {0};
-    uint64_t i = first;
+/* Its halves added to two sums. */
+LK_INLINE void add_halves(wide *sums, lanes x) {
+    half_lanes half[2];
 
-    for (; i + LANES <= end; i += LANES) {
-        lanes e = exp2_lanes((lanes_load(from + i) - peak) * scale);
-        lanes_store(to + i, e);
-        total += e;
-    }
-    if (i < end) {
-        lanes e = exp2_lanes((load_some(from, i, end) - peak) * scale);
-        store_some(to, i, end, e);
-        total += e;
-    }
-    return total;
+    memcpy(half, &x, sizeof half);
+    sums[0] += wide_widen(half[0]);
+    sums[1] += wide_widen(half[1]);
 }
 
 static double exp_sum(float *to, const float *from, uint64_t count, float peak) {
+    const float log2e = 1.44269504088896341f;
+    lanes scale = lanes_set(log2e);
+    wide sums[2] = {{0}};
+    uint64_t i = 0;
     double total = 0;
 
-    for (uint64_t first = 0; first < count; first += SUM_BLOCK) {
-        uint64_t end = first + SUM_BLOCK < count ? first + SUM_BLOCK : count;
-        total += (double)lanes_sum(exp_block(to, from, first, end, peak));
+    for (; i + LANES <= count; i += LANES) {
+        lanes e = exp2_lanes((lanes_load(from + i) - peak) * scale);
+        lanes_store(to + i, e);
+        add_halves(sums, e);
     }
+    if (i < count) {
+        lanes e = exp2_lanes((load_some(from, i, count) - peak) * scale);
+        store_some(to, i, count, e);
+        add_halves(sums, e);
+    }
+    sums[0] += sums[1];
+    for (int l = 0; l < WIDE; l++)
+        total += sums[0][l];
     return total;
 }
 
-/* What is left of a vector is a vector too: rounded otherwise, the last pages' shares would differ
- * from equal ones before them, and win. */
 static void add_scaled(float *to, const float *from, uint64_t count, float scale) {
     uint64_t i = 0;
 
     for (; i + LANES <= count; i += LANES)
         lanes_store(to + i, lanes_fma(lanes_load(from + i), lanes_set(scale), lanes_load(to + i)));
-    if (i < count)
-        store_some(to, i, count,
-                   lanes_fma(load_some(from, i, count), lanes_set(scale), load_some(to, i, count)));
+    for (; i < count; i++)
+        to[i] += scale * from[i];
 }
 
-/* 0 where x is below floor or no number. */
-LK_INLINE lanes floored(lanes x, float floor) {
-    return (lanes)((ilanes)x & (x >= lanes_set(floor)));
+/* What is left of a vector is a vector too: rounded otherwise, the last pages' shares would differ
+ * from equal ones before them, and win. */
+static void add_wide(double *to, const float *from, uint64_t count, double scale) {
+    float some[WIDE] = {0};
+    double sums[WIDE] = {0};
+    uint64_t i = 0;
+
+    for (; i + WIDE <= count; i += WIDE)
+        wide_store(to + i, wide_fma(wide_of(from + i), wide_set(scale), wide_load(to + i)));
+    if (i == count)
+        return;
+    memcpy(some, from + i, (count - i) * sizeof *some);
+    memcpy(sums, to + i, (count - i) * sizeof *sums);
+    wide_store(sums, wide_fma(wide_of(some), wide_set(scale), wide_load(sums)));
+    memcpy(to + i, sums, (count - i) * sizeof *sums);
 }
 
-static void clip(float *x, uint64_t count, float floor) {
-    for (uint64_t i = 0; i < count; i += LANES) {
-        lanes s = floored(load_some(x, i, count), floor);
-        ilanes above = s > lanes_set(1.f);
-        store_some(x, i, count, (lanes)(((ilanes)s & ~above) | ((ilanes)lanes_set(1.f) & above)));
+static void clip(double *x, uint64_t count, double floor, float *ret) {
+    uint64_t i = 0;
+
+    for (; i + WIDE <= count; i += WIDE) {
+        wide s = wide_load(x + i);
+        s = (wide)((iwide)s & (s >= wide_set(floor)));
+        iwide above = s > wide_set(1);
+        s = (wide)(((iwide)s & ~above) | ((iwide)wide_set(1) & above));
+        half_lanes rounded = wide_round(s);
+        wide_store(x + i, s);
+        memcpy(ret + i, &rounded, sizeof rounded);
+    }
+    for (; i < count; i++) {
+        x[i] = x[i] > 1 ? 1 : x[i] >= floor ? x[i] : 0;
+        ret[i] = (float)x[i];
     }
 }
 
-static void spread(float *to, const float *from, uint64_t count, float floor) {
-    typedef float four __attribute__((vector_size(16)));
+static void spread(double *to, const double *from, uint64_t count, double floor) {
+    typedef double four __attribute__((vector_size(32)));
 
-    for (uint64_t i = 0; i < count; i += LANES) {
-        lanes each = floored(load_some(from, i, count) * 0.25f, floor);
-        uint64_t n = count - i < LANES ? count - i : LANES;
-        float some[LANES];
-        lanes_store(some, each);
-        for (uint64_t l = 0; l < n; l++) {
-            four same = some[l] - (four){0};
-            memcpy(to + 4 * (i + l), &same, sizeof same);
-        }
+    for (uint64_t i = 0; i < count; i++) {
+        double each = from[i] / 4 >= floor ? from[i] / 4 : 0;
+        four same = each - (four){0};
+        memcpy(to + 4 * i, &same, sizeof same);
     }
 }
 
@@ -535,23 +551,20 @@ static uint64_t emit(const float *x, uint64_t count, float cut, uint64_t ties, u
     return (uint64_t)(to - ret);
 }
 
-/* floor(2^32 x) in two halves of 16 bits, each exact: x has 24 bits, products are by powers of two.
- * */
-static uint64_t fractions(const float *x, uint64_t count) {
-    ilanes high = {0}, low = {0};
-    uint64_t total = 0;
+/* The nearest whole number, less one where that is above. Sums stay below 2^53. */
+static uint64_t fractions(const double *x, uint64_t count) {
+    wide total = {0};
+    uint64_t i = 0, sum = 0;
 
-    for (uint64_t i = 0; i < count; i += LANES) {
-        lanes s = i + LANES <= count ? lanes_load(x + i) : load_some(x, i, count);
-        lanes upper = (lanes)((ilanes)s & (s > lanes_set(0.f))) * 65536.f; /* filled up: 0 */
-        ilanes h = __builtin_convertvector(upper, ilanes);
-        high += h;
-        low +=
-            __builtin_convertvector((upper - __builtin_convertvector(h, lanes)) * 65536.f, ilanes);
+    for (; i + WIDE <= count; i += WIDE) {
+        wide s = wide_load(x + i) * 0x1p32, whole = (s + 0x1p52) - 0x1p52;
+        total += whole - (wide)((iwide)wide_set(1) & (whole > s));
     }
-    for (int l = 0; l < LANES; l++)
-        total += ((uint64_t)(uint32_t)high[l] << 16) + (uint32_t)low[l];
-    return total;
+    for (; i < count; i++)
+        sum += (uint64_t)(x[i] * 0x1p32);
+    for (int l = 0; l < WIDE; l++)
+        sum += (uint64_t)total[l];
+    return sum;
 }
 
 const struct lk_vector LK_VECTOR = {
@@ -563,6 +576,7 @@ const struct lk_vector LK_VECTOR = {
     .largest = largest,
     .exp_sum = exp_sum,
     .add_scaled = add_scaled,
+    .add_wide = add_wide,
     .clip = clip,
     .spread = spread,
     .fractions = fractions,

@@ -65,14 +65,6 @@ LK_INLINE float prescale_of(float largest) {
     return ldexpf(1, exponent > 126 ? 126 : exponent < -126 ? -126 : exponent);
 }
 
-typedef float half_lanes __attribute__((vector_size(2 * LANES)));
-
-LK_INLINE wide wide_of(const float *from) {
-    half_lanes part;
-    memcpy(&part, from, sizeof(part));
-    return __builtin_convertvector(part, wide);
-}
-
 /* x becomes the differences to the mean; ret_mean the mean, in float64 from the keys themselves: a
  * centroid's code on the wrong side of a tie moves all tokens of the page. */
 LK_INLINE void centre(float *x, uint32_t tokens, uint32_t head_dim, float prescale,

@@ -34,6 +34,8 @@
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t ilanes __attribute__((vector_size(4 * LANES)));
 typedef double wide __attribute__((vector_size(4 * LANES))); /* half as many doubles */
+typedef int64_t iwide __attribute__((vector_size(4 * LANES)));
+typedef float half_lanes __attribute__((vector_size(2 * LANES)));
 #define WIDE (LANES / 2)
 
 LK_INLINE lanes lanes_load(const float *from) {
@@ -57,6 +59,30 @@ LK_INLINE void wide_store(double *to, wide x) {
 }
 LK_INLINE wide wide_set(double x) {
     return x - (wide){0};
+}
+/* Both by intrinsics: of a whole vector the compiler makes two halves. */
+LK_INLINE wide wide_widen(half_lanes x) {
+#if defined(__AVX512F__)
+    return (wide)_mm512_cvtps_pd((__m256)x);
+#elif defined(__AVX2__)
+    return (wide)_mm256_cvtps_pd((__m128)x);
+#else
+    return __builtin_convertvector(x, wide);
+#endif
+}
+LK_INLINE half_lanes wide_round(wide x) {
+#if defined(__AVX512F__)
+    return (half_lanes)_mm512_cvtpd_ps((__m512d)x);
+#elif defined(__AVX2__)
+    return (half_lanes)_mm256_cvtpd_ps((__m256d)x);
+#else
+    return __builtin_convertvector(x, half_lanes);
+#endif
+}
+LK_INLINE wide wide_of(const float *from) {
+    half_lanes part;
+    memcpy(&part, from, sizeof(part));
+    return wide_widen(part);
 }
 
 /* a * b + c */

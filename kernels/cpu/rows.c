@@ -47,8 +47,8 @@ struct plan {
     /* Workspace: offsets in bytes; of `head` ones from the head's own part. */
     uint64_t stride, mixed_stride; /* of scores, in floats */
     size_t query_bytes, head, head_bytes, partial, values, bytes;
-    size_t at_scores, at_mixed, at_share, at_scratch, at_sums, at_list, at_kept, at_sampled,
-        at_weight;
+    size_t at_scores, at_mixed, at_share, at_mixed_share, at_rounded, at_scratch, at_sums, at_list,
+        at_kept, at_sampled, at_weight;
 };
 
 struct head { /* what select leaves for attend and merge */
@@ -132,9 +132,11 @@ static void plan_workspace(const struct lk_row *row, struct plan *p) {
         reserve(&head, 1, sizeof(struct head));
         p->at_scores = reserve(&head, g->group * p->stride, 4);
         p->at_mixed = reserve(&head, g->group * p->mixed_stride, 4);
-        p->at_share = reserve(&head, most(p->pages, p->mixed), 4);
-        p->at_scratch = reserve(&head, most(p->pages, p->mixed), 4);
-        p->at_sums = reserve(&head, most(blocks, p->keep), 8);
+        p->at_share = reserve(&head, p->pages, sizeof(double));
+        p->at_mixed_share = reserve(&head, p->mixed, sizeof(double));
+        p->at_rounded = reserve(&head, most(p->pages, p->mixed), 4);
+        p->at_scratch = reserve(&head, p->pages, 4);
+        p->at_sums = reserve(&head, most(blocks * 8, p->keep * sizeof(struct lk_rank)), 1);
         p->at_list = reserve(&head, p->candidates, 4);
         p->at_kept = reserve(&head, p->keep, 4);
         p->at_sampled = reserve(&head, p->sample, 4);
@@ -172,7 +174,8 @@ static bool plan_make(const struct lk_row *row, struct plan *p) {
 struct view { /* one KV head's part of the workspace */
     struct lk_query *query;
     struct head *head;
-    float *scores, *mixed, *share, *scratch, *weight;
+    float *scores, *mixed, *rounded, *scratch, *weight;
+    double *share, *mixed_share; /* of pages; of what stands in mixed */
     uint64_t *sums;
     uint32_t *list, *kept, *sampled;
 };
@@ -190,6 +193,8 @@ static struct view view_of(const struct lk_row *row, const struct plan *p, uint3
         .scores = place(row, at + p->at_scores),
         .mixed = place(row, at + p->at_mixed),
         .share = place(row, at + p->at_share),
+        .mixed_share = place(row, at + p->at_mixed_share),
+        .rounded = place(row, at + p->at_rounded),
         .scratch = place(row, at + p->at_scratch),
         .weight = place(row, at + p->at_weight),
         .sums = place(row, at + p->at_sums),
@@ -291,14 +296,16 @@ void lk_cpu_prune_task(struct lk_row *row, uint32_t task) {
     plan_make(row, &p);
     struct view v = view_of(row, &p, task);
     if (p.scan == LK_NESTED) {
-        lk_share(v.scores, p.stride, group, p.pages, LK_SHARE_FLOOR, v.scratch, v.share);
-        lk_select_best(v.share, p.complete, p.candidates, v.list);
+        lk_share(v.scores, p.stride, group, p.pages, LK_SHARE_FLOOR, v.share, v.rounded);
+        lk_select_best(&(struct lk_field){v.share, v.rounded, NULL, 0, p.complete, v.scratch},
+                       p.candidates, v.list);
         return;
     }
     uint64_t quads = p.candidates / LK_QUAD_PAGES, tail = p.units * LK_QUAD_PAGES;
-    lk_share(v.mixed, p.mixed_stride, group, p.units + 1, LK_QUAD_PAGES * LK_SHARE_FLOOR, v.scratch,
-             v.share);
-    lk_select_best(v.share, p.units, quads, v.list);
+    lk_share(v.mixed, p.mixed_stride, group, p.units + 1, LK_QUAD_PAGES * LK_SHARE_FLOOR,
+             v.mixed_share, v.rounded);
+    lk_select_best(&(struct lk_field){v.mixed_share, v.rounded, NULL, 0, p.units, v.scratch}, quads,
+                   v.list);
     expand(v.list, quads, tail, p.complete - tail);
 }
 
@@ -339,57 +346,52 @@ static void share_tree(const struct lk_row *row, const struct plan *p, const str
         for (uint64_t i = 0; i < p->candidates; i++)
             mixed[fresh + i] = v->scores[g * p->stride + v->list[i]];
     }
-    lk_share(v->mixed, p->mixed_stride, group, p->mixed, LK_SHARE_FLOOR, v->share, v->scratch);
-    lk_vector_get()->spread(v->share, v->scratch, p->units, LK_SHARE_FLOOR);
-    v->share[p->complete] = v->scratch[p->units];
+    lk_share(v->mixed, p->mixed_stride, group, p->mixed, LK_SHARE_FLOOR, v->mixed_share,
+             v->rounded);
+    lk_vector_get()->spread(v->share, v->mixed_share, p->units, LK_SHARE_FLOOR);
+    v->share[p->complete] = v->mixed_share[p->units];
     for (uint64_t i = 0; i < p->candidates; i++)
-        v->share[v->list[i]] = v->scratch[fresh + i];
+        v->share[v->list[i]] = v->mixed_share[fresh + i];
 }
 
-/* The pages that compete, as shares in a row: pages sink..pages-tail-1, of them those scored last.
- * */
-struct field {
-    const float *share;
-    const uint32_t *page; /* NULL: all from `first` on */
-    uint64_t first, count;
-};
-
-static struct field field_of(const struct plan *p, const struct view *v, struct lk_forced forced) {
+/* Pages sink..pages-tail-1 compete, of them those scored last. */
+static struct lk_field field_of(const struct plan *p, const struct view *v,
+                                struct lk_forced forced) {
     uint64_t from = forced.sink, to = p->pages - forced.tail, a = 0, b = p->candidates;
 
     if (!p->candidates)
-        return (struct field){.share = v->share + from, .first = from, .count = to - from};
+        return (struct lk_field){v->share, v->rounded + from, NULL, from, to - from, v->scratch};
     while (a < b && v->list[a] < from)
         a++;
     while (b > a && v->list[b - 1] >= to)
         b--;
     for (uint64_t i = a; i < b; i++)
-        v->scratch[i] = v->share[v->list[i]];
-    return (struct field){.share = v->scratch + a, .page = v->list + a, .count = b - a};
+        v->rounded[i] = (float)v->share[v->list[i]];
+    return (struct lk_field){v->share, v->rounded + a, v->list + a, 0, b - a, v->scratch};
 }
 
 static double share_sum(const struct view *v, uint64_t from, uint64_t to) {
     double sum = 0;
     for (uint64_t j = from; j < to; j++)
-        sum += (double)v->share[j];
+        sum += v->share[j];
     return sum;
 }
 
 /* -> pages kept, ascending in v->kept. A mass target is a part of what the shares sum to, which
- * rounding leaves beside 1: a target of 1 would be met by the first share that rounds to it. */
+ * rounding leaves beside 1. */
 static uint32_t keep(const struct lk_row *row, const struct plan *p, const struct view *v) {
     struct lk_forced forced = lk_select_forced(p->keep, row->sink_pages, row->recent_pages);
-    struct field field = field_of(p, v, forced);
+    struct lk_field field = field_of(p, v, forced);
     uint64_t always = forced.sink + forced.tail, tail = p->pages - forced.tail;
     uint32_t *best = v->kept + forced.sink;
-    uint64_t count = lk_select_best(field.share, field.count, p->keep - always, best);
+    uint64_t count = lk_select_best(&field, p->keep - always, best);
 
     if (row->mass_target > 0) {
         double sum = share_sum(v, 0, forced.sink) + share_sum(v, tail, p->pages);
         double target = (double)row->mass_target * share_sum(v, 0, p->pages);
-        count =
-            lk_select_mass(field.share, best, count, sum, target,
-                           always < LK_MASS_PAGES_MIN ? LK_MASS_PAGES_MIN - always : 0, v->sums);
+        count = lk_select_mass(&field, best, count, sum, target,
+                               always < LK_MASS_PAGES_MIN ? LK_MASS_PAGES_MIN - always : 0,
+                               (struct lk_rank *)(void *)v->sums);
     }
     for (uint64_t i = 0; i < count; i++)
         best[i] = field.page ? field.page[best[i]] : (uint32_t)(field.first + best[i]);
@@ -451,8 +453,8 @@ void lk_cpu_select_task(struct lk_row *row, uint32_t task) {
     if (p.scan == LK_TREE)
         share_tree(row, &p, &v);
     else
-        lk_share(v.scores, p.stride, row->pool->geometry.group, p.pages, LK_SHARE_FLOOR, v.scratch,
-                 v.share);
+        lk_share(v.scores, p.stride, row->pool->geometry.group, p.pages, LK_SHARE_FLOOR, v.share,
+                 v.rounded);
     v.head->kept = keep(row, &p, &v);
     v.head->sampled = 0;
     if (p.sample)

@@ -13,15 +13,15 @@
 typedef unsigned __int128 u128;
 
 struct left { /* the pages left, walked in page order */
-    const float *share;
+    const double *share;
     uint64_t pages;
     const uint32_t *kept;
     uint64_t kept_count;
     uint64_t L, F;
 };
 
-static inline uint64_t fraction(float share) {
-    return (uint64_t)(share * 4294967296.0f) + 1; /* exact: a power of two, and share <= 1 */
+static inline uint64_t fraction(double share) {
+    return (uint64_t)(share * 0x1p32) + 1; /* exact: a power of two, and share <= 1 */
 }
 
 static u128 weight_of(const struct left *left, uint64_t f_sum, uint64_t pages) {
@@ -77,7 +77,7 @@ static uint32_t meet(struct strata *strata, u128 upto) {
     return hits;
 }
 
-uint64_t lk_sample(const float *share, uint64_t pages, const uint32_t *kept, uint64_t kept_count,
+uint64_t lk_sample(const double *share, uint64_t pages, const uint32_t *kept, uint64_t kept_count,
                    uint32_t count, uint64_t *sums, uint32_t *ret_page, float *ret_weight) {
     struct left left = {share, pages, kept, kept_count, .L = pages - kept_count};
     uint64_t taken = 0, k = 0;

@@ -449,12 +449,13 @@ START_TEST(rows_longer_than_their_tokens) { /* more queries than tokens: the fir
 }
 END_TEST
 
-START_TEST(all_of_the_mass) { /* of shares of which one is nearly 1 */
+START_TEST(
+    all_of_the_mass) { /* of shares of which one is nearly 1, and the rest not nearly 1e-16 */
     if (!open_path(_i))
         return;
     struct lk_geometry g = {1, 2, 1, 64, 16, 8, LK_FP32};
     for (int sampled = 0; sampled <= 2; sampled += 2) {
-        struct bed *bed = bed_open(&g, 16 * 60 + 5, 32);
+        struct bed *bed = bed_open(&g, 16 * 60 + 5, 20);
         bed->row.scan = LK_FULL;
         bed->row.budget_pages = 12;
         bed->row.sampled = (uint32_t)sampled;
