@@ -78,6 +78,11 @@ def sink(rng):  # a first key that every query looks at
     return (q, k, v), "F16"
 
 
+def peaked(rng):  # each head has one page, and those pages' shares differ by what it leaves to all others
+    q, k, v = structured(rng, TOKENS, STEPS, 1, 32, 64)
+    return (q * 40, k, v), "F32"
+
+
 TRACES = {
     "constant-f16": constant("F16"),
     "constant-f32": constant("F32"),
@@ -89,6 +94,7 @@ TRACES = {
     "few": few,
     "outlier": outlier,
     "sink": sink,
+    "peaked-f32": peaked,
     "d80": plain(d=80),
     "d96": plain("BF16", d=96),
     "d128": plain("BF16", d=128),
