@@ -2,11 +2,11 @@
 /*
  * boxes.cuh - rectangles of 16-bit numbers that are copied to shared memory beside the arithmetic.
  *
- * Idea: the numbers lie as [blocks][rows][channels]. A box is some rows of a block. In shared memory
- * it is [columns][rows], a column BOX_CHANNELS of the channels; there its rows follow each other,
- * 128 bytes each, and the 16-byte chunks of row i are permuted by i % 8, so that no eight rows that
- * are read at once meet in a bank. Devices of compute capability 9.0 have an engine for it, told by
- * a tensor map; older ones do the same by copies of 16 bytes.
+ * Idea: the numbers lie as [blocks][rows][channels]. A box is some rows of a block. In shared
+ * memory it is [columns][rows], a column BOX_CHANNELS of the channels; there its rows follow each
+ * other, 128 bytes each, and the 16-byte chunks of row i are permuted by i % 8, so that no eight
+ * rows that are read at once meet in a bank. Devices of compute capability 9.0 have an engine for
+ * it, told by a tensor map; older ones do the same by copies of 16 bytes.
  *
  * One thread starts the boxes that a barrier waits for: expect_boxes(), start_box() for each,
  * boxes_started(). They are one arrival.

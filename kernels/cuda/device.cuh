@@ -100,8 +100,8 @@ template <uint32_t BLOCK, int N> __device__ __forceinline__ void warp_hadamard(f
 
 /* ---- rows ---- */
 
-/* Of a batch's stage: how many rows, and the first task of each lane's row. For find_row(), but read
- * beside what its caller waits for. */
+/* Of a batch's stage: how many rows, and the first task of each lane's row. For find_row(), but
+ * read beside what its caller waits for. */
 struct row_starts {
     uint32_t rows, first;
 };
