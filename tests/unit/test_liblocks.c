@@ -232,6 +232,12 @@ static void answer_entry(struct fake *f, const struct lk_sqe *sqe) {
         lk_bell_ring(f->memory.bell);
 }
 
+static void answer_held(struct fake *f) {
+    for (uint32_t i = 0; i < f->held_count; i++)
+        answer_entry(f, &f->held[i]);
+    f->held_count = 0;
+}
+
 static void take_entry(struct fake *f) {
     struct lk_refusal refusal;
     struct lk_sqe sqe;
@@ -256,6 +262,7 @@ static void take_entry(struct fake *f) {
             answer_entry(f, &f->held[i - 1]);
         f->held_count %= 4;
     } else if (f->manner != SILENT) {
+        answer_held(f); /* that it was another manner's turn may have been said just now */
         answer_entry(f, &sqe);
         if (f->manner == TWICE)
             answer_entry(f, &sqe);
@@ -274,9 +281,8 @@ static uint16_t last_taken(void *desc, size_t bytes) {
 static void release_held(struct fake *f) {
     if (f->manner == HOLD && f->held_ms && f->held_count && (f->held_ms -= 10) <= 0)
         f->manner = ANSWER;
-    for (uint32_t i = 0; f->manner == ANSWER && i < f->held_count; i++)
-        answer_entry(f, &f->held[i]);
-    f->held_count = f->manner == ANSWER ? 0 : f->held_count;
+    if (f->manner == ANSWER)
+        answer_held(f);
     if (f->beats)
         f->memory.completion->heartbeat_ns++;
 }
