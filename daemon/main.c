@@ -8,7 +8,6 @@
  * are those of sysexits.h, each with one sentence on stderr.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +17,7 @@
 #include <unistd.h>
 
 #include "../graphs/engine.h"
+#include "../shm_protocol/fill_streams.h"
 #include "../shm_protocol/printable.h"
 #include "log.h"
 #include "report.h"
@@ -35,17 +35,6 @@ struct daemon {
     struct lk_server server;
     char why[1024];
 };
-
-/* A stream that is closed would give its number to the next file opened: a log that is written into
- * the pool's memory, or into what threads wait for. */
-static void fill_streams(void) {
-    int fd;
-    do
-        fd = open("/dev/null", O_RDWR);
-    while (fd >= 0 && fd < STDERR_FILENO);
-    if (fd > STDERR_FILENO)
-        close(fd);
-}
 
 /* Whether stderr is the journal, which reads the level of a line from its head. */
 static bool writes_to_journal(const struct lk_options *options) {
@@ -103,7 +92,7 @@ static int serve(struct daemon *daemon, uint64_t begun_ns) {
 
 static int run(struct daemon *daemon) {
     uint64_t begun_ns = lk_now_ns();
-    fill_streams();
+    lk_fill_streams(O_RDWR);
     lk_server_block_signals();
     lk_log_level(daemon->config.log_level);
     int rc = lk_listener_open(daemon->config.socket, &daemon->server.listener, daemon->why,

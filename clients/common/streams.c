@@ -5,20 +5,15 @@
 #include "streams.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sysexits.h>
-#include <unistd.h>
+
+#include "../../shm_protocol/fill_streams.h"
 
 void lk_begin(void) {
-    int fd;
-    do
-        fd = open("/dev/null", O_RDONLY);
-    while (fd >= 0 && fd < STDERR_FILENO);
-    if (fd > STDERR_FILENO)
-        close(fd);
+    lk_fill_streams(O_RDONLY);
 }
 
 int lk_finish(const char *tool, int code) {
