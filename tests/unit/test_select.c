@@ -224,6 +224,8 @@ START_TEST(heads_of_one_page_each) { /* shares differ by what each head leaves t
 END_TEST
 
 START_TEST(many_equal_scores) { /* 131,072: right, and in linear time */
+    if (!open_path(_i))
+        return;
     uint64_t count = 131072;
     float *scores = malloc(count * 4), *scratch = malloc(count * 4);
     double *share = malloc(count * sizeof *share);
@@ -232,8 +234,6 @@ START_TEST(many_equal_scores) { /* 131,072: right, and in linear time */
     uint64_t *sums = malloc((count / LK_SAMPLE_BLOCK + 1) * 8);
     float weight[64];
 
-    if (!open_path(_i))
-        return;
     for (uint64_t j = 0; j < count; j++)
         scores[j] = 3.25f;
     double began = seconds();
@@ -264,6 +264,8 @@ START_TEST(many_equal_scores) { /* 131,072: right, and in linear time */
 END_TEST
 
 START_TEST(mass_target) {
+    if (!open_path(_i))
+        return;
     double share[] = {0.1, 0.3, 0.05, 0.2, 0.2 + 1e-12, 0.01};
     struct all all = all_of(share, 6);
     const struct {
@@ -279,8 +281,6 @@ START_TEST(mass_target) {
         {0, 9, 0, 6, {0, 1, 2, 3, 4, 5}},
         {0, 0.1, 9, 6, {0, 1, 2, 3, 4, 5}},
     };
-    if (!open_path(_i))
-        return;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         uint32_t index[] = {0, 1, 2, 3, 4, 5};
         struct lk_rank scratch[6];
@@ -378,10 +378,10 @@ START_TEST(sample) {
 END_TEST
 
 START_TEST(sample_of_very_many) { /* T beyond 64 bits: 2^25 pages, shares that sum to more than 1 */
-    uint64_t pages = UINT64_C(1) << 25;
-    double *share = malloc(pages * sizeof *share);
     if (!open_path(_i))
         return;
+    uint64_t pages = UINT64_C(1) << 25;
+    double *share = malloc(pages * sizeof *share);
     for (uint64_t j = 0; j < pages; j++)
         share[j] = 1e-6;
     check_sample(share, pages, 64, 64, 9);
