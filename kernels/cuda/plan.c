@@ -63,6 +63,7 @@ static void plan_scan(const struct lk_geometry *g, struct lk_cuda_row *r) {
     r->units = r->scan == LK_TREE ? r->complete / LK_QUAD_PAGES : r->complete;
     r->chunk_units = TILE_UNITS * clamp(div_up(div_up(r->units, TILE_UNITS), cap), 1, UINT32_MAX);
     r->chunks = div_up(r->units, r->chunk_units);
+    r->chunks_inverse = lk_cuda_inverse(r->chunks);
     r->segment_pages = 128;
     r->segments = div_up(r->pages, r->segment_pages);
     if (r->scan != LK_NESTED && r->scan != LK_TREE)
@@ -77,6 +78,8 @@ static void plan_scan(const struct lk_geometry *g, struct lk_cuda_row *r) {
     r->rescan_tiles = div_up(r->list_max, TILE_UNITS);
     r->rest_pages = REST_PAGES * clamp(div_up(r->complete, cap * REST_PAGES), 1, UINT32_MAX);
     r->rest_chunks = div_up(r->complete, r->rest_pages);
+    r->tiles_inverse = lk_cuda_inverse(r->rescan_tiles);
+    r->rest_inverse = lk_cuda_inverse(r->rest_chunks);
 }
 
 static void plan_attend(const struct lk_geometry *g, struct lk_cuda_row *r) {

@@ -296,7 +296,7 @@ __device__ __forceinline__ void bar_copies_started(uint32_t bar) {
 /* By who made barriers: the copy engine sees them. */
 __device__ __forceinline__ void bar_inits_done() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 /* `threads` of the block meet, the first ones; the others do not. */

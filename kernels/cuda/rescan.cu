@@ -78,8 +78,7 @@ __device__ __forceinline__ void read_table(const struct scan_args &a, const stru
 
     to->left = left;
     if (left) {
-        const uint32_t head = to->set % row_sets(g) / ((g->group + 7) / 8);
-        const uint64_t plane = (uint64_t)to->r->layer * g->kv_heads + head;
+        const uint64_t plane = (uint64_t)to->r->layer * g->kv_heads + owner_of(a, to->set).head;
         to->page[lane % TILE] = page;
         to->record[lane % TILE] = plane * a.pool.pages + physical_page(to->r, page);
     }
@@ -160,11 +159,10 @@ __device__ __forceinline__ void score_lists(const struct scan_args &a, uint32_t 
         else if (n % LOOKED == 1)
             read_table(a, looking, &notes[(n - 1 + LOOKED) % NOTES]);
         if (to != set) {
-            const uint32_t in = to % row_sets(&a.pool.geometry),
-                           passes = (a.pool.geometry.group + 7) / 8;
+            const struct owner o = owner_of(a, to);
             set = to;
-            place = place_of(a, note->r, in / passes);
-            query = in % passes * 8 + (lane & 3);
+            place = place_of(a, note->r, o.head);
+            query = o.pass * 8 + (lane & 3);
 #pragma unroll
             for (int j = 0; j < NG; j++)
                 load_query<D>(&queries[(set - window.base) * NG + j], &q[j]);
@@ -195,10 +193,9 @@ __device__ __forceinline__ void score_lists(const struct scan_args &a, uint32_t 
 
 /* The block's tasks of the rest, as long as there are any. */
 __device__ __forceinline__ void sum_rests(const struct scan_args &a, uint32_t *taken) {
-    const uint64_t total = a.batch->tasks[LK_CUDA_REST];
-    const uint32_t begin = (uint32_t)(blockIdx.x * total / gridDim.x),
-                   end = (uint32_t)((blockIdx.x + 1) * total / gridDim.x);
+    uint32_t begin, end;
 
+    find_run(a, a.batch->tasks[LK_CUDA_REST], &begin, &end);
     for (;;) {
         uint32_t task = threadIdx.x % 32 ? 0 : atomicAdd(taken, 1u);
         task = begin + __shfl_sync(LK_FULL_WARP, task, 0);
@@ -229,9 +226,8 @@ __global__ void __launch_bounds__(32 * BLOCK_WARPS, 1)
     wait_for_previous();
     hold_batch(a.batch, a.stage, held);
     note_time(a.clock, LK_CUDA_AT_RESCAN);
-    const uint64_t total = held->tasks;
-    const uint32_t begin = (uint32_t)(blockIdx.x * total / gridDim.x),
-                   end = (uint32_t)((blockIdx.x + 1) * total / gridDim.x);
+    uint32_t begin, end;
+    find_run(a, held->tasks, &begin, &end);
     if (warp < a.scanners && begin < end)
         score_lists<D, R, NG>(a, begin, end, warp, rings + warp * STAGES * a.tile_bytes,
                               notes + warp * NOTES, queries);
@@ -264,8 +260,10 @@ static int launch_fast(struct scan_args a, uint32_t processors, void *stream) {
 }
 
 int lk_cuda_rescan(const struct lk_cuda_step *step, void *stream) {
-    const struct scan_args a = {step->pool, step->batch, LK_CUDA_RESCAN, 0, 0, 0, step->clock};
+    struct scan_args a = make_args(step, LK_CUDA_RESCAN);
     const uint32_t rank = a.pool.geometry.rank;
+
+    a.clock = step->clock;
 
     return for_sizes(
         a.pool.geometry, rank,

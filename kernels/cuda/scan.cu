@@ -80,7 +80,7 @@ __device__ void score_newest(const struct scan_args &a, const struct lk_cuda_row
             const uint16_t *k = keys + min(base + row, tokens - 1) * d + 4 * c,
                            *k8 = keys + min(base + row + 8, tokens - 1) * d + 4 * c;
             float z[4] = {0, 0, 0, 0};
-#pragma unroll 4
+#pragma unroll 8
             for (uint32_t t = 0; t < d; t += 16) {
                 const uint2 x = *(const uint2 *)(k + t), y = *(const uint2 *)(k8 + t),
                             v = *(const uint2 *)(q + t);
@@ -113,18 +113,35 @@ __device__ void score_newest(const struct scan_args &a, const struct lk_cuda_row
     }
 }
 
+/* What score_newest() reads, on its way to L2. */
+__device__ __forceinline__ void prefetch_newest(const struct scan_args &a,
+                                                const struct lk_cuda_row *r, uint32_t head) {
+    const struct lk_geometry *g = &a.pool.geometry;
+    const uint32_t queries = g->group * g->head_dim * 2;
+
+    if (threadIdx.x % 32)
+        return;
+    prefetch_bytes((const uint8_t *)r->q + head * queries, queries);
+    prefetch_bytes(lk_page_keys_device(a.pool, r->layer, physical_page(r, r->pages - 1), head),
+                   g->page_tokens * g->head_dim * 2);
+}
+
 /* Tasks of heads for one warp of `warps`. */
 __device__ __forceinline__ void run_heads(const struct scan_args &a, uint32_t warp,
                                           uint32_t warps) {
     const uint32_t heads = a.pool.geometry.kv_heads;
-    const struct row_starts starts = load_starts(a.batch, LK_CUDA_HEADS);
+    struct row_starts starts = {1, 0};
 
-    for (uint32_t task = warp; task < a.batch->tasks[LK_CUDA_HEADS]; task += warps) {
+    if (a.held->rows > 1 && warp < a.held->heads)
+        starts = load_starts(a.batch, LK_CUDA_HEADS);
+    for (uint32_t task = warp; task < a.held->heads; task += warps) {
         uint32_t first;
         const struct lk_cuda_row *r =
             row_at(a, find_row(a.batch, LK_CUDA_HEADS, starts, task, &first));
         const uint32_t t = task - first;
 
+        if (r->scan && t / heads == 0)
+            prefetch_newest(a, r, t % heads);
         append_tokens(a, r, t % heads, t / heads);
         if (r->scan && t / heads == 0)
             score_newest(a, r, t % heads);
@@ -403,9 +420,8 @@ __global__ void __launch_bounds__(32 * BLOCK_WARPS(R), 1)
             run_heads(a, blockIdx.x + i * gridDim.x, others * gridDim.x);
         return;
     }
-    const uint64_t total = held->tasks;
-    const uint32_t begin = (uint32_t)(blockIdx.x * total / gridDim.x),
-                   end = (uint32_t)((blockIdx.x + 1) * total / gridDim.x);
+    uint32_t begin, end;
+    find_run(a, held->tasks, &begin, &end);
     if (begin == end)
         return;
     if (warp >= a.scanners)
@@ -630,10 +646,11 @@ uint32_t lk_cuda_plain_least(const struct lk_geometry *g, uint32_t rank) {
 
 /* first: of the step's scans: it appends, scores newest pages and notes the time. */
 static int launch_scan(const struct lk_cuda_step *step, int stage, bool first, void *stream) {
-    const struct scan_args a = {
-        step->pool, step->batch, stage, first, 0, 0, first ? step->clock : NULL};
+    struct scan_args a = make_args(step, stage);
     const uint32_t rank = stage == LK_CUDA_COARSE ? LK_COARSE_RANK : a.pool.geometry.rank;
 
+    a.heads = first;
+    a.clock = first ? step->clock : NULL;
     return for_sizes(
         a.pool.geometry, rank,
         [&](auto d, auto r, auto ng) {

@@ -20,7 +20,7 @@
 /* What every warp of a block reads of the batch at first, in shared memory: the way there is long,
  * and each look would depend on the one before. */
 struct held_batch {
-    uint32_t rows, tasks; /* of the stage */
+    uint32_t rows, tasks, heads; /* tasks of the stage, and of LK_CUDA_HEADS */
     uint32_t first[LK_CUDA_ROWS_MAX];
     struct lk_cuda_row row; /* the first one */
 };
@@ -32,9 +32,23 @@ struct scan_args {
     uint32_t heads;    /* 1: append and newest page too */
     uint32_t scanners; /* warps of a block that score */
     uint32_t tile_bytes;
+    /* Sets of a row, passes over a KV head's queries, blocks; and what divides by them. */
+    uint32_t sets, sets_inverse, passes, passes_inverse, blocks_inverse;
     struct lk_cuda_clock *clock;   /* may be NULL */
     const struct held_batch *held; /* set by the kernel */
 };
+
+/* For a stage by a grid of as many blocks as there are multiprocessors. */
+static inline struct scan_args make_args(const struct lk_cuda_step *step, int stage) {
+    struct scan_args a = {step->pool, step->batch, stage};
+
+    a.passes = (a.pool.geometry.group + 7) / 8;
+    a.passes_inverse = lk_cuda_inverse(a.passes);
+    a.sets = a.pool.geometry.kv_heads * a.passes;
+    a.sets_inverse = lk_cuda_inverse(a.sets);
+    a.blocks_inverse = lk_cuda_inverse(step->processors);
+    return a;
+}
 
 /* The kernel for any head dimension, of either pass; and what its blocks need. */
 int lk_cuda_launch_plain(struct scan_args a, uint32_t rank, uint32_t processors, void *stream);
@@ -49,14 +63,27 @@ struct cursor {
     bool super;
 };
 
-__device__ __forceinline__ uint32_t row_sets(const struct lk_geometry *g) {
-    return g->kv_heads * ((g->group + 7) / 8);
+/* A row's tasks of a set, and what divides by them. */
+struct chunks {
+    uint32_t count, inverse;
+};
+
+__device__ __forceinline__ struct chunks row_chunks(const struct lk_cuda_row *r, int stage) {
+    if (stage == LK_CUDA_RESCAN)
+        return {r->rescan_tiles, r->tiles_inverse};
+    if (stage == LK_CUDA_REST)
+        return {r->rest_chunks, r->rest_inverse};
+    return {r->chunks, r->chunks_inverse};
 }
 
-__device__ __forceinline__ uint32_t row_chunks(const struct lk_cuda_row *r, int stage) {
-    return stage == LK_CUDA_RESCAN ? r->rescan_tiles
-           : stage == LK_CUDA_REST ? r->rest_chunks
-                                   : r->chunks;
+/* The block's run of `total` tasks, begin .. end - 1. */
+__device__ __forceinline__ void find_run(const struct scan_args &a, uint32_t total, uint32_t *begin,
+                                         uint32_t *end) {
+    const uint32_t each = lk_cuda_divide(total, gridDim.x, a.blocks_inverse),
+                   more = total - each * gridDim.x;
+
+    *begin = blockIdx.x * each + min(blockIdx.x, more);
+    *end = *begin + each + (blockIdx.x < more);
 }
 
 /* Fill it, by the block, which meets after it. */
@@ -72,6 +99,7 @@ __device__ __forceinline__ void hold_batch(const struct lk_cuda_batch *b, int st
     if (threadIdx.x == 0) {
         ret->rows = __ldcg(&b->rows);
         ret->tasks = __ldcg(&b->tasks[stage]);
+        ret->heads = __ldcg(&b->tasks[LK_CUDA_HEADS]);
     }
     __syncthreads();
 }
@@ -96,36 +124,49 @@ __device__ __forceinline__ uint32_t row_of(const uint32_t *first, uint32_t rows,
 }
 
 /* Set of a task. */
-static __device__ __noinline__ uint32_t set_of(const struct scan_args &a, uint32_t sets,
-                                               uint32_t task) {
+__device__ __forceinline__ uint32_t set_of(const struct scan_args &a, uint32_t task) {
     const uint32_t row = row_of(a.held->first, a.held->rows, task);
+    const struct chunks chunks = row_chunks(row_at(a, row), a.stage);
 
-    return row * sets + (task - a.held->first[row]) / row_chunks(row_at(a, row), a.stage);
+    return row * a.sets + lk_cuda_divide(task - a.held->first[row], chunks.count, chunks.inverse);
 }
 
 /* First task of a stage whose set is `set` or a later one. */
-__device__ __forceinline__ uint32_t first_of_set(const struct scan_args &a, uint32_t sets,
-                                                 uint32_t set) {
+__device__ __forceinline__ uint32_t first_of_set(const struct scan_args &a, uint32_t set) {
     const struct held_batch *h = a.held;
-    const uint32_t row = set / sets;
+    const uint32_t row = lk_cuda_divide(set, a.sets, a.sets_inverse);
 
     if (row >= h->rows)
         return UINT32_MAX;
     uint32_t first = h->first[row], next = row + 1 < h->rows ? h->first[row + 1] : h->tasks;
-    return next == first ? first : first + set % sets * row_chunks(row_at(a, row), a.stage);
+    return next == first ? first
+                         : first + (set - row * a.sets) * row_chunks(row_at(a, row), a.stage).count;
+}
+
+/* Row, KV head and pass of a set. */
+struct owner {
+    uint32_t row, head, pass;
+};
+
+__device__ __forceinline__ struct owner owner_of(const struct scan_args &a, uint32_t set) {
+    const uint32_t row = lk_cuda_divide(set, a.sets, a.sets_inverse), in = set - row * a.sets,
+                   head = lk_cuda_divide(in, a.passes, a.passes_inverse);
+
+    return {row, head, in - head * a.passes};
 }
 
 /* Fill row, head, pass and set of c->task, of which row's `first` is the first -> chunk. */
 __device__ __forceinline__ uint32_t split_task(const struct scan_args &a, int stage, uint32_t row,
                                                uint32_t first, struct cursor *c) {
-    const uint32_t passes = (a.pool.geometry.group + 7) / 8, task = c->task - first;
+    const uint32_t task = c->task - first;
 
     c->r = row_at(a, row);
-    const uint32_t chunks = row_chunks(c->r, stage), in = task / chunks;
-    c->set = row * row_sets(&a.pool.geometry) + in;
-    c->pass = in % passes;
-    c->head = in / passes;
-    return task - in * chunks;
+    const struct chunks chunks = row_chunks(c->r, stage);
+    const uint32_t in = lk_cuda_divide(task, chunks.count, chunks.inverse);
+    c->set = row * a.sets + in;
+    c->head = lk_cuda_divide(in, a.passes, a.passes_inverse);
+    c->pass = in - c->head * a.passes;
+    return task - in * chunks.count;
 }
 
 /* The same of a task of the block's stage. */
@@ -159,12 +200,11 @@ template <int D>
 __device__ __forceinline__ void prepare_query(const struct scan_args &a, uint32_t set, uint32_t g,
                                               struct four_queries<D> *ret) {
     const uint32_t lane = threadIdx.x % 32, group = a.pool.geometry.group;
-    const uint32_t sets = row_sets(&a.pool.geometry);
-    const uint32_t passes = (group + 7) / 8, in = set % sets;
-    const struct lk_cuda_row *r = row_at(a, set / sets);
+    const struct owner o = owner_of(a, set);
+    const struct lk_cuda_row *r = row_at(a, o.row);
     const bool bf16 = a.pool.geometry.dtype == LK_BF16;
-    const uint32_t head = in / passes, at = in % passes * 8 + g;
-    const uint16_t *q = (const uint16_t *)r->q + ((uint64_t)head * group + at) * D;
+    const uint32_t at = o.pass * 8 + g;
+    const uint16_t *q = (const uint16_t *)r->q + ((uint64_t)o.head * group + at) * D;
     constexpr int N = D / 32;
     float x[N], peak = 0, unit;
     int hi_sum = 0, lo_sum = 0;
@@ -429,11 +469,9 @@ __device__ __forceinline__ void prefetch_batch(const struct lk_cuda_batch *b, in
 template <int D, int NG, int SETS>
 __device__ __forceinline__ void prepare_queries(const struct scan_args &a, uint32_t base,
                                                 uint32_t last, struct four_queries<D> *ret) {
-    const uint32_t sets = row_sets(&a.pool.geometry);
-
     for (uint32_t i = warp_index(); i < SETS * NG * 4; i += a.scanners) {
         const uint32_t set = base + i / (4 * NG), g = i % (4 * NG);
-        if (set <= last && row_at(a, set / sets)->scan)
+        if (set <= last && row_at(a, owner_of(a, set).row)->scan)
             prepare_query<D>(a, set, g, &ret[i / 4]);
     }
     meet(a.scanners);
@@ -448,7 +486,7 @@ struct window {
 /* Of tasks begin .. end - 1; holds none yet. */
 __device__ __forceinline__ struct window open_window(const struct scan_args &a, uint32_t begin,
                                                      uint32_t end) {
-    const uint32_t edge = set_of(a, row_sets(&a.pool.geometry), threadIdx.x % 32 ? end - 1 : begin);
+    const uint32_t edge = set_of(a, threadIdx.x % 32 ? end - 1 : begin);
     struct window w = {};
 
     w.base = w.first = __shfl_sync(LK_FULL_WARP, edge, 0);
@@ -467,16 +505,15 @@ template <int D, int NG>
 __device__ __forceinline__ bool reach_set(const struct scan_args &a, uint32_t set, struct window *w,
                                           struct four_queries<D> *queries) {
     constexpr int SETS = WINDOW / NG;
-    const uint32_t sets = row_sets(&a.pool.geometry);
 
     while (!in_window(*w, set)) {
         if (w->next >= w->end)
             return false;
         if (w->held) {
             meet(a.scanners);
-            w->base = set_of(a, sets, w->next);
+            w->base = set_of(a, w->next);
         }
-        w->next = w->base + SETS > w->final ? w->end : first_of_set(a, sets, w->base + SETS);
+        w->next = w->base + SETS > w->final ? w->end : first_of_set(a, w->base + SETS);
         w->held = SETS;
         prepare_queries<D, NG, SETS>(a, w->base, w->final, queries);
     }

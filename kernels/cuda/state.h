@@ -50,6 +50,15 @@ static inline LK_BOTH uint64_t lk_cuda_spill_bytes(uint64_t pages, uint64_t samp
     return (pages * 4 + pages / 32 * 20 + sampled * 8 + 15) / 16 * 16;
 }
 
+/* x / by for x below 2^31, by a multiplication: a device has no instruction that divides. */
+static inline LK_BOTH uint32_t lk_cuda_inverse(uint32_t by) {
+    return by ? UINT32_MAX / by : 0;
+}
+static inline LK_BOTH uint32_t lk_cuda_divide(uint32_t x, uint32_t by, uint32_t inverse) {
+    const uint32_t q = (uint32_t)((uint64_t)x * inverse >> 32); /* or one less */
+    return q + (x - q * by >= by);
+}
+
 /* Query heads of a row of scores: whole vectors of 4, then of 8. */
 static inline uint32_t lk_cuda_group_stride(uint32_t group) {
     return group <= 4 ? 4 : (group + 7) / 8 * 8;

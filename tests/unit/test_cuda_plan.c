@@ -13,6 +13,7 @@
 #include "../../graphs/cuda/sizes.h"
 #include "../../graphs/engine.h"
 #include "../../kernels/cuda/cuda.h"
+#include "../../kernels/cuda/state.h"
 
 static struct lk_pool_view pool = {.geometry = {.layers = 1,
                                                 .kv_heads = 8,
@@ -42,6 +43,24 @@ static int fill(struct lk_row row) {
     free(batch);
     return rc;
 }
+
+START_TEST(division_is_exact) {
+    const uint32_t by[] = {1, 2, 3, 5, 7, 8, 13, 132, 212, 1023, 65536, 1 << 24, INT32_MAX};
+    const uint32_t x[] = {0, 1, 2, 1000003, 1 << 30, INT32_MAX - 1, INT32_MAX};
+
+    for (size_t i = 0; i < sizeof(by) / sizeof(*by); i++) {
+        uint32_t inverse = lk_cuda_inverse(by[i]);
+        for (size_t k = 0; k < sizeof(x) / sizeof(*x); k++) {
+            uint32_t edge = x[k] / by[i] * by[i]; /* and its neighbours */
+            ck_assert_uint_eq(lk_cuda_divide(x[k], by[i], inverse), x[k] / by[i]);
+            ck_assert_uint_eq(lk_cuda_divide(edge, by[i], inverse), x[k] / by[i]);
+            if (edge)
+                ck_assert_uint_eq(lk_cuda_divide(edge - 1, by[i], inverse), (edge - 1) / by[i]);
+        }
+    }
+    ck_assert_uint_eq(lk_cuda_inverse(0), 0);
+}
+END_TEST
 
 /* A budget above what is selected from is no fault of a row that is attended whole. */
 START_TEST(a_budget_counts_where_a_row_is_scored) {
@@ -95,6 +114,7 @@ int main(void) {
     Suite *suite = suite_create("cuda plan");
     TCase *tcase = tcase_create("rows");
     lk_cuda_layout(&pool.geometry, &pool.layout);
+    tcase_add_test(tcase, division_is_exact);
     tcase_add_test(tcase, a_budget_counts_where_a_row_is_scored);
     tcase_add_test(tcase, rows_are_no_longer_than_kernels_count);
     tcase_add_test(tcase, workspace_is_bounded);
