@@ -135,23 +135,24 @@ __device__ __forceinline__ void score_lists(const struct scan_args &a, uint32_t 
                                             uint32_t warp, const uint8_t *ring,
                                             struct listed *notes, struct four_queries<D> *queries) {
     const uint32_t lane = threadIdx.x % 32, to_ring = (uint32_t)__cvta_generic_to_shared(ring);
-    const struct records rec = records_of(a, false, R);
+    const struct records rec = a.pages;
     const uint32_t count = begin + warp < end ? (end - begin - warp - 1) / a.scanners + 1 : 0;
     struct query<D> q[NG];
     struct place place = {};
     uint32_t set = UINT32_MAX, query = 0;
     struct looking looking = read_list(a, begin + warp, end, notes);
+    struct window window = open_window(a, begin, end);
+    const struct raw_query<D> first = load_first<D, NG>(a, window);
 
     read_table(a, looking, notes);
     for (uint32_t i = 0; i < STAGES; i++) {
         fetch_listed<D, R>(a, rec, &notes[i], to_ring + i * a.tile_bytes);
         copy_commit();
     }
-    struct window window = open_window(a, begin, end);
     for (uint32_t n = 0;; n++) {
         const struct listed *const note = &notes[n % NOTES];
         const uint32_t to = n < count ? note->set : UINT32_MAX;
-        if (!reach_set<D, NG>(a, to, &window, queries))
+        if (!reach_set<D, NG>(a, to, &window, first, queries))
             return;
         if (n % LOOKED == 0)
             looking = read_list(a, begin + warp + (n + LOOKED) * a.scanners, end,
@@ -260,8 +261,8 @@ static int launch_fast(struct scan_args a, uint32_t processors, void *stream) {
 }
 
 int lk_cuda_rescan(const struct lk_cuda_step *step, void *stream) {
-    struct scan_args a = make_args(step, LK_CUDA_RESCAN);
-    const uint32_t rank = a.pool.geometry.rank;
+    const uint32_t rank = step->pool.geometry.rank;
+    struct scan_args a = make_args(step, LK_CUDA_RESCAN, rank);
 
     a.clock = step->clock;
 

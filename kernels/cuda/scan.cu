@@ -42,6 +42,7 @@ __device__ void append_tokens(const struct scan_args &a, const struct lk_cuda_ro
     const uint32_t lane = threadIdx.x % 32, vectors = g->head_dim * 2 / 16;
     const uint32_t last = min(r->append, (piece + 1) * 16);
 
+#pragma unroll 1
     for (uint32_t i = piece * 16; i < last; i++) {
         uint64_t at = r->length - r->append + i;
         uint32_t page = physical_page(r, (uint32_t)(at / g->page_tokens));
@@ -154,26 +155,105 @@ __device__ __forceinline__ void run_heads(const struct scan_args &a, uint32_t wa
  * asked for, since under load a read takes as long as a tile. */
 struct tile_note {
     uint32_t entry[TILE]; /* of the block table: of quads two, else one a record */
-    const struct lk_cuda_row *r;
-    uint32_t set, tile, units, slot;
-    uint16_t head, pass;
-    uint8_t super, shift, last; /* last: of its task */
+    struct alignas(16) {
+        uint32_t set, tile, units, slot;
+        const struct lk_cuda_row *r;
+        uint16_t head, pass;
+        uint8_t super, shift, last;   /* last: of its task */
+        const uint8_t *coarse, *fine; /* records of the KV head's first page, or superpage */
+    } about;
 };
 
+/* Start the copies of `count` records from index `id` on, to places `at` .. of the tile. */
+__device__ __forceinline__ void copy_records(const struct records &rec, const struct tile_note *n,
+                                             uint32_t id, uint32_t at, uint32_t count, uint32_t to,
+                                             uint32_t bar) {
+    start_copy(to + at * rec.coarse_stride, n->about.coarse + (uint64_t)id * rec.coarse_stride,
+               count * rec.coarse_stride, bar);
+    if (rec.fine_stride)
+        start_copy(to + TILE * rec.coarse_stride + at * rec.fine_stride,
+                   n->about.fine + (uint64_t)id * rec.fine_stride, count * rec.fine_stride, bar);
+}
+
+/* Start the copies of the tile's records: those that follow each other in one. */
+__device__ __forceinline__ void fetch_tile(const struct tile_note *n, const struct records &rec,
+                                           uint32_t to, uint32_t bar) {
+    bar_expect(bar, TILE * (rec.coarse_stride + rec.fine_stride));
+    if (!n->about.super && n->about.shift == 2) {
+        const uint32_t x = n->entry[0], y = n->entry[1];
+        copy_records(rec, n, 4 * x, 0, y == x + 1 ? 8 : 4, to, bar);
+        if (y != x + 1)
+            copy_records(rec, n, 4 * y, 4, 4, to, bar);
+    } else {
+        for (uint32_t i = 0, run; i < TILE; i += run) {
+            auto record = [&](uint32_t k) {
+                return n->about.super ? n->entry[k] >> (2 - n->about.shift) : n->entry[k];
+            };
+            const uint32_t id = record(i);
+            for (run = 1; i + run < TILE && record(i + run) == id + run; run++)
+                ;
+            copy_records(rec, n, id, i, run, to, bar);
+        }
+    }
+    bar_copies_started(bar);
+}
+
+/* A lane's way through its tiles: notes first, then records. */
+struct fetching {
+    struct cursor c;
+    const uint8_t *coarse, *fine; /* of the cursor's KV head */
+    struct records rec;
+    struct tile_note *notes;
+    uint32_t ring, full, empty; /* the scoring warp's */
+    uint32_t stage, parity;
+    int n;          /* next tile to ask for; INT_MAX: there is none */
+    uint32_t noted; /* tiles */
+};
+
+/* Fill the way from c.task, if it is before `end`. */
+__device__ __forceinline__ void enter_task(const struct scan_args &a, uint32_t end,
+                                           struct fetching *f) {
+    find_task(a, end, &f->c);
+    if (f->c.task >= end)
+        return;
+    const uint32_t plane = f->c.r->layer * a.pool.geometry.kv_heads + f->c.head;
+    const uint64_t first = (uint64_t)plane * (uint32_t)a.pool.pages;
+
+    f->coarse = f->c.super ? a.pool.super + first / 4 * a.super_stride
+                           : a.pool.coarse + first * a.pages.coarse_stride;
+    f->fine = a.pool.fine + first * a.pages.fine_stride;
+}
+
+__device__ __forceinline__ void next_tile(const struct scan_args &a, uint32_t end,
+                                          struct fetching *f) {
+    struct cursor *const c = &f->c;
+
+    if (c->task >= end)
+        return;
+    c->tile += c->step;
+    if (c->tile >= c->end) {
+        c->task += a.scanners;
+        enter_task(a, end, f);
+    }
+}
+
 /* Note the cursor's tile; starts reading its entries. By lane, as all that follows. */
-__device__ __forceinline__ void note_tile(const struct cursor &c, struct tile_note *to) {
+__device__ __forceinline__ void note_tile(const struct fetching &f, struct tile_note *to) {
+    const struct cursor &c = f.c;
     const uint32_t shift = c.r->table_shift, most = c.units - 1, first = c.tile * TILE;
 
-    to->r = c.r;
-    to->set = c.set;
-    to->tile = c.tile;
-    to->units = c.units;
-    to->slot = c.slot;
-    to->head = (uint16_t)c.head;
-    to->pass = (uint16_t)c.pass;
-    to->super = c.super;
-    to->shift = (uint8_t)shift;
-    to->last = c.tile + c.step >= c.end;
+    to->about = {c.set,
+                 c.tile,
+                 c.units,
+                 c.slot,
+                 c.r,
+                 (uint16_t)c.head,
+                 (uint16_t)c.pass,
+                 c.super,
+                 (uint8_t)shift,
+                 c.tile + c.step >= c.end,
+                 f.coarse,
+                 f.fine};
     if (!c.super && shift == 2) {
         copy_word(&to->entry[0], &c.r->table[min(first, most) >> 2]);
         copy_word(&to->entry[1], &c.r->table[min(first + 4, most) >> 2]);
@@ -185,69 +265,16 @@ __device__ __forceinline__ void note_tile(const struct cursor &c, struct tile_no
         copy_word(&to->entry[i], &c.r->table[times * min(first + i, most)]);
 }
 
-/* Start the copies of `count` records from index `id` on, to places `at` .. of the tile. */
-__device__ __forceinline__ void copy_records(const struct records &rec, const uint8_t *coarse,
-                                             const uint8_t *fine, uint64_t id, uint32_t at,
-                                             uint32_t count, uint32_t to, uint32_t bar) {
-    start_copy(to + at * rec.coarse_stride, coarse + id * rec.coarse_stride,
-               count * rec.coarse_stride, bar);
-    if (rec.fine_stride)
-        start_copy(to + TILE * rec.coarse_stride + at * rec.fine_stride,
-                   fine + id * rec.fine_stride, count * rec.fine_stride, bar);
-}
-
-/* Start the copies of the tile's records: those that follow each other in one. */
-__device__ __forceinline__ void fetch_tile(const struct scan_args &a, const struct tile_note *n,
-                                           const struct records &rec, uint32_t to, uint32_t bar) {
-    const uint64_t plane = (uint64_t)n->r->layer * a.pool.geometry.kv_heads + n->head;
-    const uint8_t *coarse = n->super ? a.pool.super + plane * (a.pool.pages / 4) * rec.coarse_stride
-                                     : a.pool.coarse + plane * a.pool.pages * rec.coarse_stride;
-    const uint8_t *fine = a.pool.fine + plane * a.pool.pages * rec.fine_stride;
-    bar_expect(bar, TILE * (rec.coarse_stride + rec.fine_stride));
-    if (!n->super && n->shift == 2) {
-        const uint32_t x = n->entry[0], y = n->entry[1];
-        copy_records(rec, coarse, fine, 4ull * x, 0, y == x + 1 ? 8 : 4, to, bar);
-        if (y != x + 1)
-            copy_records(rec, coarse, fine, 4ull * y, 4, 4, to, bar);
-    } else {
-        for (uint32_t i = 0, run; i < TILE; i += run) {
-            auto record = [&](uint32_t k) {
-                return n->super ? n->entry[k] >> (2 - n->shift) : n->entry[k];
-            };
-            const uint32_t id = record(i);
-            for (run = 1; i + run < TILE && record(i + run) == id + run; run++)
-                ;
-            copy_records(rec, coarse, fine, id, i, run, to, bar);
-        }
-    }
-    bar_copies_started(bar);
-}
-
-/* A lane's way through its tiles: notes first, then records. */
-struct fetching {
-    struct cursor c;
-    struct records rec;
-    struct tile_note *notes;
-    uint32_t ring, full, empty; /* the scoring warp's */
-    uint32_t stage, parity;
-    int n; /* next tile to ask for; INT_MAX: there is none */
-};
-
-/* Note tile `n`, or that there is none. */
-__device__ __forceinline__ void note_next(const struct scan_args &a, uint32_t end, int n,
+/* Note the next tile, or that there is none. */
+__device__ __forceinline__ void note_next(const struct scan_args &a, uint32_t end,
                                           struct fetching *f) {
-    struct tile_note *note = &f->notes[n % NOTES];
+    struct tile_note *note = &f->notes[f->noted++ % NOTES];
 
-    if (f->c.task >= end) {
-        note->set = UINT32_MAX;
-        return;
-    }
-    note_tile(f->c, note);
-    f->c.tile += f->c.step;
-    if (f->c.tile >= f->c.end) {
-        f->c.task += a.scanners;
-        find_task(a, end, &f->c);
-    }
+    if (f->c.task < end)
+        note_tile(*f, note);
+    else
+        note->about.set = UINT32_MAX;
+    next_tile(a, end, f);
 }
 
 /* Ask for the records of the next tile, or say that there is none. */
@@ -256,14 +283,14 @@ __device__ __forceinline__ void ask_next(const struct scan_args &a, struct fetch
     const struct tile_note *note = &f->notes[f->n % NOTES];
     const uint32_t full = f->full + f->stage * 8;
 
-    if (note->set == UINT32_MAX) {
+    if (note->about.set == UINT32_MAX) {
         bar_arrive(full);
         f->n = INT_MAX;
         return;
     }
     if (R == LK_COARSE_RANK)
-        f->rec = records_of(a, note->super, R);
-    fetch_tile(a, note, f->rec, f->ring + f->stage * a.tile_bytes, full);
+        f->rec = records_of(a, note->about.super);
+    fetch_tile(note, f->rec, f->ring + f->stage * a.tile_bytes, full);
     if (++f->stage == STAGES) {
         f->stage = 0;
         f->parity ^= 1;
@@ -271,99 +298,113 @@ __device__ __forceinline__ void ask_next(const struct scan_args &a, struct fetch
     f->n++;
 }
 
-/* Lane i of fetching warp w fetches for scanning warp w + FETCHERS x i: of tasks begin .. end - 1
- * every scanners-th. It fills the ring at once; after that notes are AHEAD tiles before records.
- * None is let run ahead of the slowest by more than two tiles, so that all end together; but where
- * nothing moves (a warp waits for the others to need other queries) whoever can does. */
-template <int D, int R, int STAGES>
-__device__ __forceinline__ void fetch_tasks(const struct scan_args &a, uint32_t begin, uint32_t end,
-                                            uint32_t fetcher, uint32_t ring, uint32_t bars,
-                                            struct tile_note *notes) {
-    const uint32_t warp = fetcher + threadIdx.x % 32 * FETCHERS;
-    constexpr int AHEAD = NOTES - STAGES;
-    struct fetching f = {};
-    uint32_t idle = 0;
+/* The rings of a block, and where its tasks begin and end. */
+struct rings {
+    uint32_t begin, end;
+    uint32_t ring, bars; /* of the first scoring warp */
+    struct tile_note *notes;
+};
 
-    f.rec = records_of(a, false, R);
-    f.notes = notes + warp * NOTES;
-    f.ring = ring + warp * STAGES * a.tile_bytes;
-    f.full = bars + warp * 2 * STAGES * 8;
+/* The way through a scoring warp's tiles, from the first. */
+template <int R, int STAGES>
+__device__ __forceinline__ struct fetching open_way(const struct scan_args &a,
+                                                    const struct rings &x, uint32_t warp) {
+    struct fetching f = {};
+
+    f.n = INT_MAX;
+    if (warp >= a.scanners)
+        return f;
+    f.rec = a.pages;
+    f.notes = x.notes + warp * NOTES;
+    f.ring = x.ring + warp * STAGES * a.tile_bytes;
+    f.full = x.bars + warp * 2 * STAGES * 8;
     f.empty = f.full + STAGES * 8;
     f.parity = 1; /* the phase before the first counts as ended: a stage is empty at first */
-    f.n = warp < a.scanners ? 0 : INT_MAX;
-    f.c.task = begin + warp;
-    if (warp < a.scanners)
-        find_task(a, end, &f.c);
+    f.n = 0;
+    f.c.task = x.begin + warp;
+    enter_task(a, x.end, &f);
+    return f;
+}
+
+/* Lane i of fetching warp w fetches for scanning warp w + FETCHERS x i: of the block's tasks every
+ * scanners-th. It fills the ring at once; after that notes are AHEAD tiles before records. None is
+ * let run ahead of the slowest by more than two tiles, so that all end together; but where nothing
+ * moves (a warp waits for the others to need other queries) whoever can does. */
+template <int R, int STAGES>
+__device__ __forceinline__ void fetch_tasks(const struct scan_args &a, const struct rings &x,
+                                            uint32_t fetcher) {
+    constexpr int AHEAD = NOTES - STAGES;
+    struct fetching f = open_way<R, STAGES>(a, x, fetcher + threadIdx.x % 32 * FETCHERS);
+    uint32_t idle = 0;
+
 #pragma unroll 1
-    for (int i = 0; i < NOTES; i++) {
+    for (int turn = 0;; turn++) {
+        bool ask;
+
+        if (turn == STAGES)
+            copy_wait<0>();
+        if (turn < NOTES) {
+            ask = f.n != INT_MAX && turn >= STAGES && turn < 2 * STAGES;
+        } else {
+            const int slowest = __reduce_min_sync(LK_FULL_WARP, f.n);
+            if (slowest == INT_MAX)
+                return;
+            const bool ready = f.n != INT_MAX && bar_test(f.empty + f.stage * 8, f.parity);
+            ask = ready && (f.n <= slowest + 2 || idle > IDLE_MOST);
+            idle = __any_sync(LK_FULL_WARP, ask) ? 0 : idle + 1;
+            if (!ask)
+                continue;
+            copy_wait<AHEAD - 1>();
+        }
+        if (ask)
+            ask_next<R, STAGES>(a, &f);
         if (f.n != INT_MAX)
-            note_next(a, end, i, &f);
-        copy_commit();
-        if (i != STAGES - 1)
-            continue;
-        copy_wait<0>();
-#pragma unroll 1
-        for (int x = 0; x < STAGES; x++)
-            if (f.n != INT_MAX)
-                ask_next<R, STAGES>(a, &f);
-    }
-    for (;;) {
-        const int slowest = __reduce_min_sync(LK_FULL_WARP, f.n);
-        if (slowest == INT_MAX)
-            return;
-        const bool ready = f.n != INT_MAX && bar_test(f.empty + f.stage * 8, f.parity),
-                   go = ready && (f.n <= slowest + 2 || idle > IDLE_MOST);
-        idle = __any_sync(LK_FULL_WARP, go) ? 0 : idle + 1;
-        if (!go)
-            continue;
-        copy_wait<AHEAD - 1>();
-        const int next = f.n + AHEAD;
-        ask_next<R, STAGES>(a, &f);
-        note_next(a, end, next, &f);
+            note_next(a, x.end, &f);
         copy_commit();
     }
 }
 
 /* ---- the warps that score ---- */
 
-/* Score the block's tasks begin .. end - 1, as they come through the ring. */
+/* Score the block's tasks as they come through the ring. */
 template <int D, int R, int NG, int STAGES>
-__device__ __forceinline__ void
-score_tasks(const struct scan_args &a, uint32_t begin, uint32_t end, const uint8_t *ring,
-            uint32_t full, const struct tile_note *notes, struct four_queries<D> *queries) {
-    const uint32_t lane = threadIdx.x % 32;
-    struct window window = open_window(a, begin, end);
-    struct records rec = records_of(a, false, R);
+__device__ __forceinline__ void score_tasks(const struct scan_args &a, const struct rings &x,
+                                            const uint8_t *ring, struct four_queries<D> *queries) {
+    const uint32_t lane = threadIdx.x % 32, full = x.bars + warp_index() * 2 * STAGES * 8;
+    const struct tile_note *const notes = x.notes + warp_index() * NOTES;
+    struct window window = open_window(a, x.begin, x.end);
+    const struct raw_query<D> first = load_first<D, NG>(a, window);
+    struct records rec = a.pages;
     struct query<D> q[NG];
     struct place place = {};
     float2 part[NG];
     uint32_t set = UINT32_MAX, n = 0, stage = 0, parity = 0;
 
-    for (uint32_t to = window.first;;) {
-        if (!reach_set<D, NG>(a, to, &window, queries))
+    for (uint32_t to = window.base;;) {
+        if (!reach_set<D, NG>(a, to, &window, first, queries))
             return;
         bar_wait(full + stage * 8, parity);
         __syncwarp();
         const struct tile_note *note = &notes[n % NOTES];
-        to = note->set;
+        to = note->about.set;
         if (!in_window(window, to))
             continue;
         if (to != set) {
             set = to;
-            place = place_of(a, note->r, note->head);
+            place = place_of(a, note->about.r, note->about.head);
 #pragma unroll
             for (int j = 0; j < NG; j++) {
                 load_query<D>(&queries[(set - window.base) * NG + j], &q[j]);
                 part[j] = make_float2(-INFINITY, 0.f);
             }
         }
-        const uint32_t at = note->tile * TILE + (lane >> 2), slot = note->slot;
-        const bool live = at < note->units, last = note->last;
-        const uint32_t query = note->pass * 8 + (lane & 3);
+        const uint32_t at = note->about.tile * TILE + (lane >> 2), slot = note->about.slot;
+        const bool live = at < note->about.units, last = note->about.last;
+        const uint32_t query = note->about.pass * 8 + (lane & 3);
         float score[NG];
 
         if (R == LK_COARSE_RANK)
-            rec = records_of(a, place.super, R);
+            rec = records_of(a, place.super);
         score_records<D, R, NG>(rec, ring + stage * a.tile_bytes, q,
                                 &queries[(set - window.base) * NG], score);
         __syncwarp();
@@ -399,8 +440,9 @@ __global__ void __launch_bounds__(32 * BLOCK_WARPS(R), 1)
     uint8_t *const barriers = shared + HELD_BYTES;
     struct tile_note *const notes = (struct tile_note *)(barriers + BARRIER_BYTES);
     struct four_queries<D> *const queries = (struct four_queries<D> *)(notes + a.scanners * NOTES);
-    uint8_t *const rings = (uint8_t *)(queries + WINDOW);
-    const uint32_t bars = (uint32_t)__cvta_generic_to_shared(barriers);
+    uint8_t *const ring = (uint8_t *)(queries + WINDOW);
+    struct rings x = {0, 0, (uint32_t)__cvta_generic_to_shared(ring),
+                      (uint32_t)__cvta_generic_to_shared(barriers), notes};
 
     static_assert(sizeof *held <= HELD_BYTES, "a place of its own");
     let_next_start();
@@ -408,7 +450,7 @@ __global__ void __launch_bounds__(32 * BLOCK_WARPS(R), 1)
     a.held = held;
     if (warp == a.scanners) {
         for (uint32_t i = threadIdx.x % 32; i < a.scanners * 2 * STAGES; i += 32)
-            bar_init(bars + i * 8, 1);
+            bar_init(x.bars + i * 8, 1);
         bar_inits_done();
     }
     wait_for_previous();
@@ -420,16 +462,13 @@ __global__ void __launch_bounds__(32 * BLOCK_WARPS(R), 1)
             run_heads(a, blockIdx.x + i * gridDim.x, others * gridDim.x);
         return;
     }
-    uint32_t begin, end;
-    find_run(a, held->tasks, &begin, &end);
-    if (begin == end)
+    find_run(a, held->tasks, &x.begin, &x.end);
+    if (x.begin == x.end)
         return;
     if (warp >= a.scanners)
-        fetch_tasks<D, R, STAGES>(a, begin, end, warp - a.scanners,
-                                  (uint32_t)__cvta_generic_to_shared(rings), bars, notes);
+        fetch_tasks<R, STAGES>(a, x, warp - a.scanners);
     else
-        score_tasks<D, R, NG, STAGES>(a, begin, end, rings + warp * STAGES * a.tile_bytes,
-                                      bars + warp * 2 * STAGES * 8, notes + warp * NOTES, queries);
+        score_tasks<D, R, NG, STAGES>(a, x, ring + warp * STAGES * a.tile_bytes, queries);
 }
 
 /* ---- any head dimension: a warp a page, from the record's bytes ---- */
@@ -536,7 +575,7 @@ __device__ void score_plainly(const struct scan_args &a, struct cursor c, uint32
     const struct lk_geometry *g = &a.pool.geometry;
     const uint32_t lane = threadIdx.x % 32, d = g->head_dim, stride = group_stride(g->group);
     const uint32_t queries = min(8u, g->group - c.pass * 8);
-    const struct records rec = records_of(a, c.super, rank);
+    const struct records rec = records_of(a, c.super);
     const uint64_t plane = (uint64_t)c.r->layer * g->kv_heads + c.head;
     const struct place place = place_of(a, c.r, c.head);
     float2 part = make_float2(-INFINITY, 0.f); /* of query lane % 8 */
@@ -646,8 +685,8 @@ uint32_t lk_cuda_plain_least(const struct lk_geometry *g, uint32_t rank) {
 
 /* first: of the step's scans: it appends, scores newest pages and notes the time. */
 static int launch_scan(const struct lk_cuda_step *step, int stage, bool first, void *stream) {
-    struct scan_args a = make_args(step, stage);
-    const uint32_t rank = stage == LK_CUDA_COARSE ? LK_COARSE_RANK : a.pool.geometry.rank;
+    const uint32_t rank = stage == LK_CUDA_COARSE ? LK_COARSE_RANK : step->pool.geometry.rank;
+    struct scan_args a = make_args(step, stage, rank);
 
     a.heads = first;
     a.clock = first ? step->clock : NULL;

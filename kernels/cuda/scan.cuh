@@ -34,19 +34,32 @@ struct scan_args {
     uint32_t tile_bytes;
     /* Sets of a row, passes over a KV head's queries, blocks; and what divides by them. */
     uint32_t sets, sets_inverse, passes, passes_inverse, blocks_inverse;
+    struct records pages; /* at the stage's rank; what differs of superpages: */
+    uint32_t super_stride, super_scales, super_tokens;
     struct lk_cuda_clock *clock;   /* may be NULL */
     const struct held_batch *held; /* set by the kernel */
 };
 
 /* For a stage by a grid of as many blocks as there are multiprocessors. */
-static inline struct scan_args make_args(const struct lk_cuda_step *step, int stage) {
+static inline struct scan_args make_args(const struct lk_cuda_step *step, int stage,
+                                         uint32_t rank) {
     struct scan_args a = {step->pool, step->batch, stage};
+    const struct lk_record coarse = lk_record_coarse(&a.pool.geometry),
+                           fine = lk_record_fine(&a.pool.geometry),
+                           super = lk_record_super(&a.pool.geometry);
 
     a.passes = (a.pool.geometry.group + 7) / 8;
     a.passes_inverse = lk_cuda_inverse(a.passes);
     a.sets = a.pool.geometry.kv_heads * a.passes;
     a.sets_inverse = lk_cuda_inverse(a.sets);
     a.blocks_inverse = lk_cuda_inverse(step->processors);
+    a.pages = {coarse.stride,   rank > LK_COARSE_RANK ? fine.stride : 0,
+               coarse.centroid, coarse.coeffs,
+               coarse.scales,   fine.coeffs,
+               fine.scales,     coarse.tokens};
+    a.super_stride = super.stride;
+    a.super_scales = super.scales;
+    a.super_tokens = super.tokens;
     return a;
 }
 
@@ -195,23 +208,40 @@ __device__ __forceinline__ void find_task(const struct scan_args &a, uint32_t la
 
 /* ---- queries ---- */
 
-/* One query of a set, by a warp; a zero one where the group has no such query. */
+/* A lane's share of a query as it is: channels 32 i + lane. */
+template <int D> struct raw_query { uint16_t x[D / 32]; };
+
+/* Of query g of a set, by a warp; 0 where the group has no such query. */
 template <int D>
-__device__ __forceinline__ void prepare_query(const struct scan_args &a, uint32_t set, uint32_t g,
-                                              struct four_queries<D> *ret) {
+__device__ __forceinline__ struct raw_query<D> load_raw(const struct scan_args &a, uint32_t set,
+                                                        uint32_t g) {
     const uint32_t lane = threadIdx.x % 32, group = a.pool.geometry.group;
     const struct owner o = owner_of(a, set);
-    const struct lk_cuda_row *r = row_at(a, o.row);
-    const bool bf16 = a.pool.geometry.dtype == LK_BF16;
     const uint32_t at = o.pass * 8 + g;
-    const uint16_t *q = (const uint16_t *)r->q + ((uint64_t)o.head * group + at) * D;
+    const uint16_t *q = (const uint16_t *)row_at(a, o.row)->q + ((uint64_t)o.head * group + at) * D;
+    struct raw_query<D> ret;
+
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        ret.x[i] = at < group ? q[32 * i + lane] : 0;
+    return ret;
+}
+
+/* One query of a set, rotated, by a warp. */
+template <int D>
+__device__ __forceinline__ void prepare_query(const struct scan_args &a, uint32_t set, uint32_t g,
+                                              const struct raw_query<D> &raw,
+                                              struct four_queries<D> *ret) {
+    const uint32_t lane = threadIdx.x % 32;
+    const struct lk_cuda_row *r = row_at(a, owner_of(a, set).row);
+    const bool bf16 = a.pool.geometry.dtype == LK_BF16;
     constexpr int N = D / 32;
     float x[N], peak = 0, unit;
     int hi_sum = 0, lo_sum = 0;
 
 #pragma unroll
     for (int i = 0; i < N; i++) /* normalised first: sums of huge queries stay in a float's range */
-        x[i] = at < group ? element(q[32 * i + lane], bf16) * rsqrtf((float)D) : 0.f;
+        x[i] = element(raw.x[i], bf16) * rsqrtf((float)D);
     warp_hadamard<D, N>(x);
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -412,21 +442,12 @@ __device__ __forceinline__ void sum_rest(const struct scan_args &a, uint32_t tas
 
 /* ---- records ---- */
 
-__device__ __forceinline__ struct records records_of(const struct scan_args &a, bool super,
-                                                     int rank) {
-    const struct lk_geometry *g = &a.pool.geometry;
-    struct lk_record coarse = super ? lk_record_super(g) : lk_record_coarse(g),
-                     fine = lk_record_fine(g);
-    struct records r;
+__device__ __forceinline__ struct records records_of(const struct scan_args &a, bool super) {
+    struct records r = a.pages;
 
-    r.coarse_stride = coarse.stride;
-    r.fine_stride = rank > LK_COARSE_RANK ? fine.stride : 0;
-    r.centroid = coarse.centroid;
-    r.coarse_coeffs = coarse.coeffs;
-    r.coarse_scales = coarse.scales;
-    r.fine_coeffs = fine.coeffs;
-    r.fine_scales = fine.scales;
-    r.tokens = coarse.tokens;
+    r.coarse_stride = super ? a.super_stride : r.coarse_stride;
+    r.coarse_scales = super ? a.super_scales : r.coarse_scales;
+    r.tokens = super ? a.super_tokens : r.tokens;
     return r;
 }
 
@@ -465,46 +486,69 @@ __device__ __forceinline__ void prefetch_batch(const struct lk_cuda_batch *b, in
                                          : (const uint8_t *)&b->row[0] + (threadIdx.x - 2) * 128);
 }
 
-/* Rotated queries of the sets base .. last of this block's tasks, as many as there is room for. */
-template <int D, int NG, int SETS>
-__device__ __forceinline__ void prepare_queries(const struct scan_args &a, uint32_t base,
-                                                uint32_t last, struct four_queries<D> *ret) {
-    for (uint32_t i = warp_index(); i < SETS * NG * 4; i += a.scanners) {
-        const uint32_t set = base + i / (4 * NG), g = i % (4 * NG);
-        if (set <= last && row_at(a, owner_of(a, set).row)->scan)
-            prepare_query<D>(a, set, g, &ret[i / 4]);
-    }
-    meet(a.scanners);
-}
-
 /* The sets whose queries the block holds. Its scoring warps move on together. */
 struct window {
-    uint32_t base, held, next;  /* first set, sets; first task beyond them */
-    uint32_t first, final, end; /* of the block: first and last set, end of its tasks */
+    uint32_t base, held, next; /* first set, sets (0: none yet); first task beyond them */
+    uint32_t final, end;       /* of the block: last set, end of its tasks */
 };
 
-/* Of tasks begin .. end - 1; holds none yet. */
-__device__ __forceinline__ struct window open_window(const struct scan_args &a, uint32_t begin,
-                                                     uint32_t end) {
-    const uint32_t edge = set_of(a, threadIdx.x % 32 ? end - 1 : begin);
-    struct window w = {};
-
-    w.base = w.first = __shfl_sync(LK_FULL_WARP, edge, 0);
-    w.final = __shfl_sync(LK_FULL_WARP, edge, 1);
-    w.next = begin;
-    w.end = end;
-    return w;
-}
+template <int NG> constexpr uint32_t window_sets = WINDOW / NG;
 
 __device__ __forceinline__ bool in_window(const struct window &w, uint32_t set) {
     return set - w.base < w.held;
 }
 
-/* Move on until the window holds `set` -> false: there is no such set. */
+/* Of tasks begin .. end - 1; holds none yet. */
+__device__ __forceinline__ struct window open_window(const struct scan_args &a, uint32_t begin,
+                                                     uint32_t end) {
+    const uint32_t edge = set_of(a, threadIdx.x % 32 ? end - 1 : begin);
+
+    return {__shfl_sync(LK_FULL_WARP, edge, 0), 0, begin, __shfl_sync(LK_FULL_WARP, edge, 1), end};
+}
+
+/* Query i of a window: its set, or none. */
+template <int NG>
+__device__ __forceinline__ bool find_query(const struct scan_args &a, const struct window &w,
+                                           uint32_t i, uint32_t *ret_set) {
+    *ret_set = w.base + i / (4 * NG);
+    return i < window_sets<NG> * 4 * NG && *ret_set <= w.final &&
+           row_at(a, owner_of(a, *ret_set).row)->scan;
+}
+
+/* The warp's first query of a window, for prepare_queries(). */
+template <int D, int NG>
+__device__ __forceinline__ struct raw_query<D> load_first(const struct scan_args &a,
+                                                          const struct window &w) {
+    const uint32_t i = warp_index();
+    uint32_t set;
+
+    return find_query<NG>(a, w, i, &set) ? load_raw<D>(a, set, i % (4 * NG)) : raw_query<D>{};
+}
+
+/* Rotated queries of a window's sets, by the block's scoring warps in turn, which meet. `raw`: the
+ * warp's first. */
+template <int D, int NG>
+__device__ __forceinline__ void prepare_queries(const struct scan_args &a, const struct window &w,
+                                                struct raw_query<D> raw,
+                                                struct four_queries<D> *ret) {
+    for (uint32_t i = warp_index(); i < window_sets<NG> * 4 * NG; i += a.scanners) {
+        uint32_t set;
+        if (!find_query<NG>(a, w, i, &set))
+            continue;
+        if (i >= a.scanners)
+            raw = load_raw<D>(a, set, i % (4 * NG));
+        prepare_query<D>(a, set, i % (4 * NG), raw, &ret[i / 4]);
+    }
+    meet(a.scanners);
+}
+
+/* Move on until the window holds `set` -> false: there is no such set. `first`: load_first() of the
+ * window as it was opened. */
 template <int D, int NG>
 __device__ __forceinline__ bool reach_set(const struct scan_args &a, uint32_t set, struct window *w,
+                                          struct raw_query<D> first,
                                           struct four_queries<D> *queries) {
-    constexpr int SETS = WINDOW / NG;
+    constexpr uint32_t SETS = window_sets<NG>;
 
     while (!in_window(*w, set)) {
         if (w->next >= w->end)
@@ -512,10 +556,11 @@ __device__ __forceinline__ bool reach_set(const struct scan_args &a, uint32_t se
         if (w->held) {
             meet(a.scanners);
             w->base = set_of(a, w->next);
+            first = load_first<D, NG>(a, *w);
         }
-        w->next = w->base + SETS > w->final ? w->end : first_of_set(a, w->base + SETS);
         w->held = SETS;
-        prepare_queries<D, NG, SETS>(a, w->base, w->final, queries);
+        w->next = w->base + SETS > w->final ? w->end : first_of_set(a, w->base + SETS);
+        prepare_queries<D, NG>(a, *w, first, queries);
     }
     return true;
 }
