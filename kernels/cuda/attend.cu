@@ -11,8 +11,8 @@
  * A tile, on tensor cores: queries are A (16 x 16 channels), keys B (16 channels x 8 tokens); a
  * lane has two tokens of a query's logits in each octet, and what it makes of them is A of the
  * product with values, B [16 tokens][8 channels]. Weights are carried in two 16-bit parts. With one
- * band the lower eight rows of A are zeros. Values of tokens that are not there are cleared where
- * they are read: their weight is 0, but they may hold anything.
+ * band the lower eight rows of A are zeros, or the weights' low parts. Values of tokens that are
+ * not there are cleared where they are read: their weight is 0, but they may hold anything.
  *
  * Merging: a lane keeps its out as float4 {channel, + 1, + 8, + 9} of a query, and so it stays in
  * shared memory and in partials. Warps of a slice, then slices, are added in order, each scaled to
@@ -51,7 +51,7 @@ struct work {
  * eight channels 2c and 2c + 1. */
 template <int D, int BANDS> struct state {
     uint32_t q[D / 16][2 * BANDS];
-    float o[D / 8][4]; /* two of query r, two of r + 8 */
+    float o[D / 8][4]; /* two of query r, two of r + 8; of one band: what low weights add */
     float peak[BANDS], mass[BANDS], kept[BANDS];
     int limit[BANDS];
 };
@@ -146,8 +146,8 @@ __device__ __forceinline__ void soften(const struct job &j, const struct note n[
 #pragma unroll
     for (int i = 0; i < D / 8; i++)
 #pragma unroll
-        for (int x = 0; x < 2 * BANDS; x++)
-            w->o[i][x] *= fade[x / 2];
+        for (int x = 0; x < 4; x++)
+            w->o[i][x] *= fade[BANDS > 1 ? x / 2 : 0];
 }
 
 /* z = queries x keys of a tile. */
@@ -246,8 +246,10 @@ __device__ __forceinline__ void multiply_values(const struct job &j, const uint8
 #pragma unroll
         for (int x = 0; x < 2; x++) {
             float *o = w->o[2 * i + x];
-            mma_k16<BF16>(o, a.high[0], a.high[1], a.high[2], a.high[3], b[2 * x], b[2 * x + 1]);
-            mma_k16<BF16>(o, a.low[0], a.low[1], a.low[2], a.low[3], b[2 * x], b[2 * x + 1]);
+            const uint32_t *h = a.high, *l = a.low, b0 = b[2 * x], b1 = b[2 * x + 1];
+            mma_k16<BF16>(o, h[0], BANDS > 1 ? h[1] : l[0], h[2], BANDS > 1 ? h[3] : l[2], b0, b1);
+            if (BANDS > 1)
+                mma_k16<BF16>(o, l[0], l[1], l[2], l[3], b0, b1);
         }
     }
 }
@@ -503,9 +505,12 @@ __device__ __forceinline__ void finish_slice(const struct work &t, uint32_t slic
             leave_stats(t, *w);
 #pragma unroll
         for (int x = base; x < OWN && x < base + ROOM; x += 32) {
-            const int i = x / 32 % (D / 16) * 2, h = x / (2 * D) * 2;
-            out[x - base + lane] =
-                make_float4(w->o[i][h], w->o[i][h + 1], w->o[i + 1][h], w->o[i + 1][h + 1]);
+            const float(*o)[4] = &w->o[x / 32 % (D / 16) * 2];
+            const int h = x / (2 * D) * 2;
+            out[x - base + lane] = BANDS > 1
+                                       ? make_float4(o[0][h], o[0][h + 1], o[1][h], o[1][h + 1])
+                                       : make_float4(o[0][0] + o[0][2], o[0][1] + o[0][3],
+                                                     o[1][0] + o[1][2], o[1][1] + o[1][3]);
         }
         meet();
 #pragma unroll 1
