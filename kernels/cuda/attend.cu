@@ -33,7 +33,7 @@ struct shared {
     float4 out[WARPS][ROOM];
     struct lk_cuda_stat stat[WARPS][2 * QUERIES];
     alignas(16) struct lk_cuda_head found[JOBS];
-    float mass[WARPS * QUERIES]; /* captured, of queries */
+    alignas(16) float mass[WARPS * QUERIES]; /* captured, of queries */
     uint32_t last;
 };
 
@@ -381,18 +381,29 @@ __device__ __forceinline__ void add_parts(const float4 stat[PARTS], const float4
     *all = ret;
 }
 
-/* All of a query's tokens are in `all`: to its output, the channels of `e`; who has the first ones
- * sees to its other results. */
-template <int D>
-__device__ __forceinline__ void store_out(const struct work &t, const struct piece &e,
-                                          const struct lk_cuda_stat &all, const float4 &v) {
-    const float f = all.mass > 0 ? 1.f / all.mass : 0.f;
-    float *out = t.j.out + (uint64_t)query_index(t.a, t.j, e.query) * D + e.channel;
+/* A thread's channels of a query of the job. */
+struct owned {
+    uint32_t query, channel, index; /* index: query_index() */
+    float *out;                     /* of the query */
+};
 
-    *(float2 *)out = make_float2(v.x * f, v.y * f);
-    *(float2 *)(out + 8) = make_float2(v.z * f, v.w * f);
+template <int D>
+__device__ __forceinline__ struct owned own_query(const struct work &t, uint32_t query,
+                                                  uint32_t channel) {
+    const uint32_t index = query_index(t.a, t.j, query);
+    return {query, channel, index, t.j.out + (uint64_t)index * D};
+}
+
+/* All of a query's tokens are in `all`: to its output; who has the first channels sees to its other
+ * results. */
+__device__ __forceinline__ void store_out(const struct work &t, const struct owned &e,
+                                          const struct lk_cuda_stat &all, const float4 &v) {
+    const float f = all.mass > 0 ? __fdividef(1.f, all.mass) : 0.f;
+
+    *(float2 *)(e.out + e.channel) = make_float2(v.x * f, v.y * f);
+    *(float2 *)(e.out + e.channel + 8) = make_float2(v.z * f, v.w * f);
     if (e.channel == 0)
-        finish_query(t.a, t.j, t.found, t.s->mass, e.query, all);
+        t.s->mass[e.query] = finish_query(t.j, t.found, e.query, e.index, all);
 }
 
 /* Bytes of the outputs of a job's bands in a partial; its stats follow. */
@@ -400,49 +411,67 @@ __device__ __forceinline__ uint32_t partial_outs(uint32_t bands, uint32_t d) {
     return bands * QUERIES * d * 4;
 }
 
-/* All slices of a job, in order: to the output. A band is one warp's, or shared by several; PIECES
- * float4 of a thread at a time, PARTS slices. ALONE: one band, so addresses are constant steps. */
-template <bool ALONE, int D, int PARTS, int PIECES>
-__device__ __forceinline__ void merge_slices(const struct work &t) {
-    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
-    const uint32_t bands = ALONE ? 1 : t.j.bands, log = 31 - __clz(bands), sharing = WARPS >> log;
-    const uint32_t band = warp & (bands - 1), query = band * QUERIES + lane / 4;
-    const uint64_t step =
-        ALONE ? QUERIES * (4 * D + sizeof(struct lk_cuda_stat)) : t.j.partial_bytes;
-    const uint32_t slices = query < t.j.queries ? t.j.slices : 0;
-    const uint8_t *const partials = t.j.partials;
+/* What a thread merges of a job, if its block does. */
+struct merge {
+    const uint8_t *stats, *outs; /* of slice 0, first tile */
+    uint64_t step;               /* from slice to slice */
+    uint32_t slices;             /* 0: no such query */
+    uint32_t tile, sharing;
+    struct owned own;
+};
 
+/* A band is one warp's, or shared by several. ALONE: one band, so addresses are constant steps. */
+template <bool ALONE, int D>
+__device__ __forceinline__ struct merge find_merge(const struct work &t) {
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
+    const uint32_t bands = ALONE ? 1 : t.j.bands, log = 31 - __clz(bands);
+    const uint32_t band = warp & (bands - 1), query = band * QUERIES + lane / 4, tile = warp >> log;
+    const uint8_t *partials = t.j.partials;
+
+    return {partials + partial_outs(bands, D) + 16 * query,
+            partials + ((band * (D / 16) + tile) * 32 + lane) * 16,
+            ALONE ? QUERIES * (4 * D + sizeof(struct lk_cuda_stat)) : t.j.partial_bytes,
+            query < t.j.queries ? t.j.slices : 0,
+            tile,
+            (uint32_t)WARPS >> log,
+            own_query<D>(t, query, 16 * tile + 2 * (lane % 4))};
+}
+
+/* All slices of a job, in order: to the output. PIECES float4 of a thread at a time, PARTS slices.
+ */
+template <int D, int PARTS, int PIECES>
+__device__ __forceinline__ void merge_slices(const struct work &t, struct merge m) {
 #pragma unroll 1
-    for (uint32_t tile = warp >> log; tile < D / 16; tile += PIECES * sharing) {
-        const uint8_t *stats = partials + partial_outs(bands, D) + 16 * query;
-        const uint8_t *outs = partials + ((band * (D / 16) + tile) * 32 + lane) * 16;
+    for (; m.tile < D / 16 && m.slices; m.tile += PIECES * m.sharing) {
+        const uint8_t *stats = m.stats, *outs = m.outs;
         struct sums<PIECES> all = no_sums<PIECES>();
 #pragma unroll 1
-        for (uint32_t base = 0; base < slices; base += PARTS) {
+        for (uint32_t base = 0; base < m.slices; base += PARTS) {
             float4 stat[PARTS], out[PIECES][PARTS];
 #pragma unroll
             for (uint32_t i = 0; i < PARTS; i++) {
-                const bool there = base + i < slices;
-                stat[i] = there ? __ldcg((const float4 *)(stats + i * step))
+                const bool there = base + i < m.slices;
+                stat[i] = there ? __ldcg((const float4 *)(stats + i * m.step))
                                 : make_float4(-INFINITY, 0.f, 0.f, 0.f);
 #pragma unroll
                 for (uint32_t x = 0; x < PIECES; x++)
-                    out[x][i] = there && tile + x * sharing < D / 16
-                                    ? __ldcg((const float4 *)(outs + i * step + x * sharing * 512))
-                                    : make_float4(0, 0, 0, 0);
+                    out[x][i] =
+                        there && m.tile + x * m.sharing < D / 16
+                            ? __ldcg((const float4 *)(outs + i * m.step + x * m.sharing * 512))
+                            : make_float4(0, 0, 0, 0);
             }
             add_parts<PARTS>(stat, out, &all);
-            stats += PARTS * step;
-            outs += PARTS * step;
+            stats += PARTS * m.step;
+            outs += PARTS * m.step;
         }
 #pragma unroll
-        for (uint32_t x = 0; x < PIECES; x++)
-            if (slices && tile + x * sharing < D / 16) {
-                const uint32_t channel = 16 * (tile + x * sharing) + 2 * (lane % 4);
-                store_out<D>(t, {query, channel}, all.stat, all.out[x]);
-            }
+        for (uint32_t x = 0; x < PIECES; x++) {
+            if (m.tile + x * m.sharing < D / 16)
+                store_out(t, m.own, all.stat, all.out[x]);
+            m.own.channel += 16 * m.sharing;
+        }
+        m.outs += PIECES * m.sharing * 512;
     }
-    meet();
 }
 
 /* ---- a slice's warps ---- */
@@ -489,9 +518,10 @@ __device__ __forceinline__ struct sums<1> add_warps(const struct work &t, uint32
  * slice of the job. */
 template <int D, int BANDS>
 __device__ __forceinline__ void finish_slice(const struct work &t, uint32_t slice, bool again,
-                                             struct state<D, BANDS> *w) {
+                                             const struct state<D, BANDS> &w) {
     constexpr int OWN = BANDS * 2 * D;
     const uint32_t lane = threadIdx.x % 32, step = BANDS == 1 ? 1 : query_warps(t.j);
+    const uint32_t queries = t.j.queries, slices = t.j.slices;
     uint8_t *partial = t.j.partials + slice * t.j.partial_bytes;
     uint8_t *stats = partial + partial_outs(t.j.bands, D);
     float4 *out = t.s->out[warp_index()];
@@ -502,10 +532,10 @@ __device__ __forceinline__ void finish_slice(const struct work &t, uint32_t slic
         if (base || again)
             meet(); /* what is there is added up */
         if (base == 0)
-            leave_stats(t, *w);
+            leave_stats(t, w);
 #pragma unroll
         for (int x = base; x < OWN && x < base + ROOM; x += 32) {
-            const float(*o)[4] = &w->o[x / 32 % (D / 16) * 2];
+            const float(*o)[4] = &w.o[x / 32 % (D / 16) * 2];
             const int h = x / (2 * D) * 2;
             out[x - base + lane] = BANDS > 1
                                        ? make_float4(o[0][h], o[0][h + 1], o[1][h], o[1][h + 1])
@@ -517,12 +547,12 @@ __device__ __forceinline__ void finish_slice(const struct work &t, uint32_t slic
         for (uint32_t first = 0; first < step; first++) {
             const uint32_t index = first * OWN + base + threadIdx.x;
             const struct piece e = make_piece<D>(index);
-            if (base + threadIdx.x >= OWN || e.query >= t.j.queries)
+            if (base + threadIdx.x >= OWN || e.query >= queries)
                 break;
             const struct sums<1> all =
                 add_warps(t, first, step, e.query % (BANDS * QUERIES), threadIdx.x);
-            if (t.j.slices == 1) {
-                store_out<D>(t, e, all.stat, all.out[0]);
+            if (slices == 1) {
+                store_out(t, own_query<D>(t, e.query, e.channel), all.stat, all.out[0]);
                 continue;
             }
             __stcg((float4 *)partial + index, all.out[0]);
@@ -531,21 +561,30 @@ __device__ __forceinline__ void finish_slice(const struct work &t, uint32_t slic
                        make_float4(all.stat.peak, all.stat.mass, all.stat.kept, 0.f));
         }
     }
-    clear_state(w);
 }
 
-/* After the job's last slice of this block. */
-template <int D> __device__ __forceinline__ void finish_job(const struct work &t, uint32_t count) {
+/* After the job's last slice of this block. What is merged where is worked out before the others
+ * are waited for. */
+template <bool ALONE, int D>
+__device__ __forceinline__ void finish_job(const struct work &t, uint32_t count,
+                                           const struct merge &m) {
+    const uint32_t slices = t.j.slices;
+
     if (!all_done(t.j, count, &t.s->last))
         return;
-    if (t.j.slices > 1 && t.j.bands > 1)
-        merge_slices<false, D, PARTIALS / 2, 2>(t);
-    else if (t.j.slices > PARTIALS / 2)
-        merge_slices<true, D, PARTIALS, 1>(t);
-    else if (t.j.slices > 1)
-        merge_slices<true, D, PARTIALS / 2, 1>(t);
+    if (ALONE && slices > PARTIALS / 2)
+        merge_slices<D, PARTIALS, 1>(t, m);
+    else if (ALONE && slices > 1)
+        merge_slices<D, PARTIALS / 2, 1>(t, m);
+    else if (slices > 1)
+        merge_slices<D, PARTIALS / 2, 2>(t, m);
+    if (ALONE)
+        __syncwarp(); /* the first warp made all of mass[] */
+    else
+        meet();
     if (threadIdx.x == 0)
         finish_head(t.a, t.j, t.found, t.s->mass);
+    meet(); /* or the compiler would hold warps for divided, in all the loop around this */
 }
 
 /* ---- jobs ---- */
@@ -557,13 +596,13 @@ __device__ __forceinline__ void run_alone(const struct work &t, uint32_t slice, 
     struct state<D, 1> w;
 
     load_queries(t.a, t.j, 0, &w);
-    clear_state(&w);
 #pragma unroll 1
     for (const uint32_t begun = slice; slice < last; slice++) {
         const uint32_t tiles = slice_end(t.j, slice + 1) - slice_end(t.j, slice),
                        warp = warp_index();
         struct place p = next_place(*at, warp, t.count);
 
+        clear_state(&w);
 #pragma unroll 1
         for (uint32_t i = warp; i < tiles; i += WARPS) {
             wait_full(&t.s->ring, p);
@@ -572,7 +611,7 @@ __device__ __forceinline__ void run_alone(const struct work &t, uint32_t slice, 
             p = next_place(p, WARPS, t.count);
         }
         *at = next_place(*at, tiles, t.count);
-        finish_slice(t, slice, slice > begun, &w);
+        finish_slice(t, slice, slice > begun, w);
     }
 }
 
@@ -613,7 +652,8 @@ __device__ __forceinline__ void run_together(const struct work &t, uint32_t slic
             p[0] = next_place(p[0], step, t.count);
         }
         *at = next_place(*at, tiles, t.count);
-        finish_slice(t, slice, slice > begun, &w);
+        finish_slice(t, slice, slice > begun, w);
+        clear_state(&w);
     }
 }
 
@@ -645,7 +685,10 @@ __device__ __forceinline__ void run_tasks(const struct ring_args &a, struct shar
             run_together<BF16, false, D>(t, begin, end, &at);
         else
             run_alone<BF16, D>(t, begin, end, &at);
-        finish_job<D>(t, end - begin);
+        if (t.j.bands > 1)
+            finish_job<false, D>(t, end - begin, find_merge<false, D>(t));
+        else
+            finish_job<true, D>(t, end - begin, find_merge<true, D>(t));
         task += end - begin;
         __syncwarp();
         bar_arrive_times(bar_address(&s->ring.job_empty[own]), 1);

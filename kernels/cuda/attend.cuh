@@ -208,32 +208,38 @@ __device__ __forceinline__ void load_found(const struct job &j, struct lk_cuda_h
     copy_commit();
 }
 
-/* A query's LSE; and its captured mass, in mass[x]. `state`: all its tokens. */
-__device__ __forceinline__ void finish_query(const struct attend_args &a, const struct job &j,
-                                             const struct lk_cuda_head *found, float *mass,
-                                             uint32_t x, struct lk_cuda_stat state) {
-    const float lse = state.mass > 0 ? state.peak + log2f(state.mass) : -INFINITY;
+/* A query's LSE -> its captured mass. `index`: query_index(); `state`: all its tokens. */
+__device__ __forceinline__ float finish_query(const struct job &j, const struct lk_cuda_head *found,
+                                              uint32_t x, uint32_t index,
+                                              const struct lk_cuda_stat &state) {
+    const float lse = state.mass > 0 ? state.peak + log2_fast(state.mass) : -INFINITY;
 
     if (j.lse)
-        j.lse[query_index(a, j, x)] = lse * LK_LN2;
-    if (j.picks && found->sampled)
-        mass[x] = __fdividef(state.kept, state.mass);
-    else if (j.picks)
-        mass[x] = 1.f / (1.f + exp2f(found->rest[x % a.pool.geometry.group] - lse));
+        j.lse[index] = lse * LK_LN2;
+    if (!j.picks)
+        return 1.f;
+    return found->sampled /* a scored row has one token, so x is a query head of the group */
+               ? __fdividef(state.kept, state.mass)
+               : __fdividef(1.f, 1.f + exp2_fast(found->rest[x] - lse));
 }
 
-/* The head's result, by one thread, after mass[] is complete. */
+/* The head's result, by one thread, after mass[] (at 16 bytes) is complete. */
 __device__ __forceinline__ void finish_head(const struct attend_args &a, const struct job &j,
                                             const struct lk_cuda_head *found, const float *mass) {
+    const uint32_t group = a.pool.geometry.group;
+    struct lk_head_out out = {j.pages, 0, 1.f, LK_OUT_EXACT};
+
     if (!j.result)
         return;
-    struct lk_head_out out = {j.pages, 0, 1.f, LK_OUT_EXACT};
     if (j.picks) {
         float sum = 0;
 #pragma unroll 1
-        for (uint32_t i = 0; i < a.pool.geometry.group; i++)
-            sum += mass[i];
-        out = {found->kept, found->sampled, sum / a.pool.geometry.group,
+        for (uint32_t i = 0; i < group; i += 4) {
+            const float4 v = *(const float4 *)&mass[i];
+            sum += v.x + (i + 1 < group ? v.y : 0.f) + (i + 2 < group ? v.z : 0.f) +
+                   (i + 3 < group ? v.w : 0.f);
+        }
+        out = {found->kept, found->sampled, __fdividef(sum, (float)group),
                found->sampled ? 0 : (uint32_t)LK_OUT_ESTIMATED};
     }
     *j.result = out;
@@ -253,14 +259,17 @@ __device__ __forceinline__ void meet() {
 
 /* The block has stored the partials of `count` slices -> whether all of the job's are there. */
 __device__ __forceinline__ bool all_done(const struct job &j, uint32_t count, uint32_t *last) {
+    const uint32_t slices = j.slices;
+    uint32_t *word = j.word;
+
     meet();
-    if (count == j.slices)
+    if (count == slices)
         return true;
     if (threadIdx.x == 0) {
-        const uint32_t before = add_in_order(j.word, count);
-        *last = before + count == j.slices;
-        if (*last)
-            *j.word = 0;
+        const uint32_t done = count + add_in_order(word, count);
+        *last = done == slices;
+        if (done == slices)
+            *word = 0;
     }
     meet();
     return *last;

@@ -14,7 +14,7 @@ struct shared {
     struct held_row row;
     alignas(16) struct lk_cuda_head found;
     struct lk_cuda_stat stat[WARPS][QUERIES];
-    float mass[WARPS * QUERIES];
+    alignas(16) float mass[WARPS * QUERIES];
     uint32_t last;
     alignas(16) float out[4]; /* [warp][query][d + 4] */
 };
@@ -37,7 +37,7 @@ __device__ void store_query(const struct attend_args &a, struct shared *s, uint3
             *(float4 *)&out[128 * x + 4 * lane] =
                 make_float4(sum[x].x * scale, sum[x].y * scale, sum[x].z * scale, sum[x].w * scale);
     if (lane == 0)
-        finish_query(a, s->job, &s->found, s->mass, q, all);
+        s->mass[q] = finish_query(s->job, &s->found, q, query_index(a, s->job, q), all);
 }
 
 /* `parts` states of a query, in order; part i's are at(i) and out(i). */
