@@ -104,8 +104,17 @@ static inline float __ull2float_rn(uint64_t x) {
 static inline float __fmul_rn(float x, float y) {
     return x * y;
 }
+/* What an approximate instruction may give for `exact`: up to two units in the last place beside
+ * it, by what it is made of. */
+static inline float nearly(float exact, float of) {
+    const int beside = (int)(bits_as<uint32_t>(of) * 2654435761u >> 16) % 5 - 2;
+    return std::isnormal(exact) ? bits_as<float>(bits_as<int>(exact) + beside) : exact;
+}
+static inline bool is_power(float x) {
+    return std::isnormal(x) && !(bits_as<uint32_t>(x) & 0x7fffff);
+}
 static inline float __fdividef(float a, float b) {
-    return a / b;
+    return is_power(b) ? a / b : nearly(a / b, b);
 }
 static inline float rsqrtf(float x) {
     return 1 / sqrtf(x);

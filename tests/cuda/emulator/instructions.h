@@ -196,10 +196,13 @@ static inline void wide_columns(float d[8][4], const uint32_t a[4], uint64_t b) 
 /* ---- numbers, clock ---- */
 
 static inline float exp2_fast(float x) {
-    return exp2f(x);
+    const float exact = exp2f(x);
+    return std::isnormal(exact) ? (x == rintf(x) ? exact : nearly(exact, x)) : x < 0 ? 0.f : exact;
 }
+/* About 1 it is an absolute error that is bounded. */
 static inline float log2_fast(float x) {
-    return log2f(x);
+    const float exact = log2f(x), beside = nearly(1.f, x) - 1.f;
+    return is_power(x) ? exact : fabsf(exact) < 1 ? exact + beside : nearly(exact, x);
 }
 static inline uint64_t device_ns(void) {
     static uint64_t ticks;
