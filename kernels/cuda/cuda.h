@@ -51,6 +51,24 @@ enum lk_cuda_stage {
     LK_CUDA_STAGES
 };
 
+/* What select, and prune, want of a row, worked out here: their blocks begin when others wait. */
+struct lk_cuda_cut {
+    uint32_t units, step;  /* pages, or superpages; pages of one. step 0: nothing to do */
+    uint32_t k, sampled;   /* to keep; to sample */
+    uint32_t sink, tail;   /* kept whatever their share */
+    uint32_t likely;       /* bits of a float that no k-th largest share is above */
+    uint32_t parts;        /* {max, sum} that the last pass left */
+    uint32_t skip;         /* from the newest page's to those */
+    uint32_t after;        /* pages after the last superpage */
+    uint32_t layer, shift; /* of the table */
+    uint32_t listed_most;  /* pages that the client's list holds */
+    uint32_t fetch_rows;   /* fetch pages to L2 if there are no more rows */
+    float mass_target;
+    uint32_t reserved;
+};
+
+#define LK_CUDA_OFFSETS 8 /* offsets of a row, one after the other from `scores` */
+
 /* A row's values and plan. Offsets are bytes into `workspace`. */
 struct lk_cuda_row {
     const void *q, *k, *v;
@@ -75,6 +93,9 @@ struct lk_cuda_row {
     uint32_t tiles, slice_tiles, slices; /* attend: 16 tokens a tile */
     uint32_t group_first;                /* sync words of attend */
     uint64_t scores, shares, parts, spill, counts, rescan, picks, partials;
+    /* for select alone; no other kernel reads on */
+    uint32_t head_bytes[LK_CUDA_OFFSETS]; /* at those offsets, from head to head */
+    struct lk_cuda_cut cut[2];            /* select's, prune's */
 };
 
 struct lk_cuda_batch {

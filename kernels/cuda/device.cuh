@@ -129,10 +129,13 @@ __device__ __forceinline__ uint32_t find_row(const struct lk_cuda_batch *b, int 
     return count - 1;
 }
 
+/* Words of a row's descriptor but those for select. */
+#define LK_CUDA_ROW_WORDS (offsetof(struct lk_cuda_row, head_bytes) / 4)
+
 /* A row's descriptor, past L1, which may hold one of an earlier step. */
 __device__ __forceinline__ void load_row(const struct lk_cuda_batch *b, uint32_t row,
                                          struct lk_cuda_row *ret) {
-    for (uint32_t i = threadIdx.x % 32; i < sizeof *ret / 4; i += 32)
+    for (uint32_t i = threadIdx.x % 32; i < LK_CUDA_ROW_WORDS; i += 32)
         ((uint32_t *)ret)[i] = __ldcg((const uint32_t *)&b->row[row] + i);
     __syncwarp();
 }

@@ -10,6 +10,7 @@
 #include "cuda.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "record.h"
@@ -24,6 +25,7 @@
 #define SLICE_TILES 16   /* at least, if there are several */
 #define HEAD_TOKENS 16   /* appended by a warp */
 #define REST_PAGES  128  /* that a warp sums up at once */
+#define FETCH_MOST  (24u << 20) /* bytes of pages worth fetching to L2 ahead of attend */
 
 static uint32_t div_up(uint32_t a, uint32_t b) {
     return (a + b - 1) / b;
@@ -99,30 +101,82 @@ static void plan_attend(const struct lk_geometry *g, struct lk_cuda_row *r) {
     r->slices = clamp(div_up(r->tiles, r->slice_tiles), 1, UINT32_MAX);
 }
 
+/* Of k shares the least is at most 1 / k. -> bits of the power of two above that, but not above
+ * twice as much. */
+static uint32_t likely_share(uint32_t k) {
+    const float share = 2.f / (float)clamp(k, 1, UINT32_MAX);
+    uint32_t bits;
+
+    memcpy(&bits, &share, sizeof bits);
+    return bits & 0x7f800000;
+}
+
+static void plan_cut(const struct lk_row *row, struct lk_cuda_row *r) {
+    const struct lk_geometry *g = &row->pool->geometry;
+    uint32_t stride = lk_cuda_group_stride(g->group), budget = r->budget_pages;
+    uint64_t fetched = g->kv_heads * budget * row->pool->layout.head_bytes;
+    struct lk_cuda_cut *c = &r->cut[0];
+
+    if (!r->scan)
+        return;
+    c->units = r->pages;
+    c->step = 1;
+    c->sampled = least(r->sampled, budget > 2 ? budget - 2 : 0);
+    c->k = budget - c->sampled;
+    c->sink = least(r->sink_pages, c->k - 1);
+    c->tail = 1 + least(r->recent_pages ? r->recent_pages - 1 : 0, c->k - 1 - c->sink);
+    c->likely = likely_share(c->k - c->sink - c->tail);
+    c->parts = r->list_max ? r->rescan_tiles + r->rest_chunks : r->chunks;
+    c->skip = (r->list_max ? 1 + r->chunks : 1) * stride; /* a second pass left its own */
+    c->layer = r->layer;
+    c->shift = r->table_shift;
+    c->listed_most = r->list_pages;
+    c->fetch_rows = fetched ? (uint32_t)(FETCH_MOST / fetched) : 0;
+    c->mass_target = r->mass_target;
+    if (!r->list_max)
+        return;
+    r->cut[1] = *c;
+    c = &r->cut[1];
+    c->units = r->units;
+    c->step = r->scan == LK_TREE ? LK_QUAD_PAGES : 1;
+    c->sampled = c->sink = c->tail = 0;
+    c->k = r->prune_units;
+    c->likely = likely_share(c->k);
+    c->parts = r->chunks;
+    c->skip = stride;
+    c->after = r->scan == LK_TREE ? r->complete % LK_QUAD_PAGES : 0;
+    c->mass_target = 0;
+}
+
 /* Lay the row's intermediate values out -> bytes. */
 static uint64_t plan_memory(const struct lk_geometry *g, struct lk_cuda_row *r) {
     uint64_t at = 0, heads = g->kv_heads, group = lk_cuda_group_stride(g->group);
     uint64_t padded = ((uint64_t)r->pages + 31) / 32 * 32;
     bool spills = r->pages > LK_CUDA_SPAN_PAGES || r->sampled > LK_CUDA_SPAN_HITS;
     uint64_t slots = 1 + (uint64_t)r->chunks + r->rescan_tiles + r->rest_chunks;
+    const size_t first = offsetof(struct lk_cuda_row, scores);
+    _Static_assert(offsetof(struct lk_cuda_row, head_bytes) ==
+                       offsetof(struct lk_cuda_row, scores) + 8 * LK_CUDA_OFFSETS,
+                   "one after the other");
 
-#define LAY(field, bytes)                                                                          \
+#define LAY(field, each)                                                                           \
     do {                                                                                           \
         r->field = at;                                                                             \
-        at += ((uint64_t)(bytes) + 127) / 128 * 128;                                               \
+        r->head_bytes[(offsetof(struct lk_cuda_row, field) - first) / 8] = (uint32_t)(each);       \
+        at += (heads * (each) + 127) / 128 * 128;                                                  \
     } while (0)
     if (r->scan) {
-        LAY(scores, heads * r->pages * group * 4);
-        LAY(shares, heads * r->segments * r->segment_pages * 4);
-        LAY(parts, heads * slots * group * 8);
+        LAY(scores, (uint64_t)r->pages * group * 4);
+        LAY(shares, (uint64_t)r->segments * r->segment_pages * 4);
+        LAY(parts, slots * group * 8);
         if (spills)
-            LAY(spill, heads * lk_cuda_spill_bytes(padded, r->sampled));
-        LAY(counts, heads * sizeof(struct lk_cuda_head));
-        LAY(rescan, heads * (r->list_max + 8) * 4);
-        LAY(picks, heads * r->budget_pages * sizeof(struct lk_cuda_pick));
+            LAY(spill, lk_cuda_spill_bytes(padded, r->sampled));
+        LAY(counts, sizeof(struct lk_cuda_head));
+        LAY(rescan, ((uint64_t)r->list_max + 8) * 4);
+        LAY(picks, (uint64_t)r->budget_pages * sizeof(struct lk_cuda_pick));
     }
     if (r->slices > 1)
-        LAY(partials, heads * r->query_groups * r->slices * r->bands * 8 *
+        LAY(partials, (uint64_t)r->query_groups * r->slices * r->bands * 8 *
                           (g->head_dim * 4 + sizeof(struct lk_cuda_stat)));
 #undef LAY
     return at;
@@ -159,6 +213,7 @@ static uint64_t plan_row(const struct lk_row *row, struct lk_cuda_row *r) {
         r->scan = row->scan;
     plan_scan(g, r);
     plan_attend(g, r);
+    plan_cut(row, r);
     return plan_memory(g, r);
 }
 

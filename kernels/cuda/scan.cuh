@@ -102,7 +102,7 @@ __device__ __forceinline__ void find_run(const struct scan_args &a, uint32_t tot
 /* Fill it, by the block, which meets after it. */
 __device__ __forceinline__ void hold_batch(const struct lk_cuda_batch *b, int stage,
                                            struct held_batch *ret) {
-    constexpr uint32_t WORDS = sizeof(struct lk_cuda_row) / 4;
+    constexpr uint32_t WORDS = LK_CUDA_ROW_WORDS;
 
     for (uint32_t i = threadIdx.x; i < LK_CUDA_ROWS_MAX + WORDS; i += blockDim.x)
         if (i < WORDS)

@@ -46,12 +46,12 @@
 #define SHARE_FLOOR 1e-30f
 #define MARK        0x80000000u
 #define NO_PAGE     0xffffffffu
-#define FETCH_MOST  (24u << 20) /* bytes of pages worth fetching to L2 ahead of attend */
 
 struct select_args {
     struct lk_pool_view pool;
     const struct lk_cuda_batch *batch;
     struct lk_cuda_clock *clock; /* may be NULL */
+    uint32_t part;               /* divide_team()'s */
 };
 
 struct hit {
@@ -69,23 +69,24 @@ struct view {
 
 /* The pages (or, pruning superpages: units of four pages) of a block, and whatever is needed of its
  * row: the way to a row's descriptor is long and would be gone at every turn. In shared memory. */
-struct span {
+struct span : lk_cuda_cut {
     uint32_t head, group, stride;
-    uint32_t units, base, count;  /* of the row; first and number of the span's */
-    uint32_t groups, per_bits;    /* groups of 32 units; log2 of those that are a lane's own */
-    uint32_t k, sampled;          /* to keep; to sample */
-    uint32_t sink, tail;          /* kept whatever their share */
-    int32_t low;                  /* least word of the first range */
-    bool spills;                  /* `spill` says where the words are */
-    uint32_t step;                /* pages of a unit */
-    uint32_t fetch, shift, layer; /* fetch pages to L2; of the table */
-    uint32_t parts_count, listed_most, after; /* after: pages after the last superpage */
-    float mass_target;
-    float *scores; /* of the head, as all below */
-    const float2 *newest, *parts;
-    uint32_t *shares, *rescan;
-    struct lk_cuda_pick *picks;
-    struct lk_cuda_head *found;
+    uint32_t base, count;      /* first of its units, and their number */
+    uint32_t groups, per_bits; /* groups of 32 units; log2 of those that are a lane's own */
+    bool live, spills, fetch;  /* something to do; `spill` has the words; fetch pages to L2 */
+    union {                    /* of the head, in the order of the row's offsets */
+        uint8_t *place[LK_CUDA_OFFSETS];
+        struct {
+            float *scores;
+            uint32_t *shares;
+            const float2 *newest; /* and the parts behind it */
+            uint8_t *spilled;
+            struct lk_cuda_head *found;
+            uint32_t *rescan;
+            struct lk_cuda_pick *picks;
+            void *partials;
+        };
+    };
     struct lk_page_weight *list;
     const uint32_t *table;
     struct view spill;
@@ -129,13 +130,12 @@ struct shared {
     uint32_t warp_count[WARPS], warp_most[WARPS];
     float lse[WARPS][LK_GROUP_MAX + 4]; /* a warp's own; read by fours */
     float2 part[LK_GROUP_MAX];
-    uint32_t listed, few_own[2 * CUTS], rows;
+    uint32_t listed, few_own[2 * CUTS];
     uint32_t agreed; /* pages to keep for the mass target */
     /* barriers: all_bins are here; peers and few, again where words are equal; taken_by */
     alignas(8) uint64_t bins_here[CUTS][ROUNDS], sums_here[2 * CUTS], places_here;
     struct sums sums; /* after a mass target */
     struct span span;
-    alignas(16) struct lk_cuda_row row;
 };
 /* Behind it: so many units' words, their groups' sums and marks. */
 template <uint32_t UNITS> struct held {
@@ -148,10 +148,9 @@ static_assert(LK_GROUP_MAX <= 32 && FEW <= 32, "a query head, and a word, a lane
 /* ---- the span ---- */
 
 /* Words and the like of a span that shared memory cannot hold. */
-__device__ __forceinline__ struct view use_workspace(const struct span &p,
-                                                     const struct lk_cuda_row *r) {
-    const uint32_t pages = (r->pages + 31) / 32 * 32, first = p.base / 32, groups = pages / 32;
-    uint8_t *at = r->workspace + r->spill + p.head * lk_cuda_spill_bytes(pages, r->sampled);
+__device__ __forceinline__ struct view use_workspace(const struct span &p) {
+    const uint32_t pages = (p.units + 31) / 32 * 32, first = p.base / 32, groups = pages / 32;
+    uint8_t *at = p.spilled;
     struct view v;
 
     v.words = (int32_t *)at + p.base;
@@ -159,7 +158,7 @@ __device__ __forceinline__ struct view use_workspace(const struct span &p,
     v.weight = (uint64_t *)at + first;
     at += groups * 8ull;
     v.hits = (struct hit *)at;
-    at += r->sampled * 8ull;
+    at += p.sampled * 8ull;
     v.kept = (uint32_t *)at + first;
     v.taken = v.kept + groups;
     return v;
@@ -175,66 +174,62 @@ template <uint32_t HELD> __device__ __forceinline__ struct view view_of(struct s
     }
 }
 
-template <bool PRUNE>
-__device__ __forceinline__ void find_memory(struct span *p, const struct lk_cuda_row *r) {
-    const bool second = !PRUNE && r->list_max; /* a second pass left its parts */
-
-    p->scores = row_scores(r, p->head, p->stride);
-    p->newest = row_parts(r, p->head, p->stride);
-    p->parts = p->newest + (second ? 1 + r->chunks : 1) * (uint64_t)p->stride;
-    p->parts_count = second ? r->rescan_tiles + r->rest_chunks : r->chunks;
-    p->shares =
-        (uint32_t *)(r->workspace + r->shares) + (uint64_t)p->head * r->segments * r->segment_pages;
-    p->rescan = row_rescan(r, p->head);
-    p->picks = row_picks(r, p->head);
-    p->found = row_head(r, p->head);
-    p->list = r->list ? r->list + (uint64_t)p->head * r->list_pages : NULL;
-    p->listed_most = r->list_pages;
-    p->table = r->table;
-    p->shift = r->table_shift;
-    p->layer = r->layer;
+/* x / team_size() for x up to the pages of a row: division is slow. `part`: 2^32 over the size,
+ * rounded up; 0: a team of one. */
+__device__ __forceinline__ uint32_t divide_team(uint32_t x, uint32_t part) {
+    return part ? (uint32_t)((uint64_t)x * part >> 32) : x;
 }
 
-/* By one thread. */
+/* By one warp: all that it needs is on its way at once, a word or a pointer a lane. */
 template <bool PRUNE, uint32_t HELD>
-__device__ __forceinline__ void make_span(const struct select_args &a, struct shared *s,
-                                          const struct lk_cuda_row *r, uint32_t head) {
-    struct span p = {};
-    uint32_t most, k;
+__device__ __forceinline__ void make_span(const struct select_args &a, struct span *p) {
+    constexpr uint32_t words = sizeof(struct lk_cuda_cut) / 4;
+    const uint32_t lane = threadIdx.x % 32, head = blockIdx.y;
+    const struct lk_cuda_row *r = &a.batch->row[blockIdx.z];
+    const struct lk_cuda_cut *cut = &r->cut[PRUNE];
+    static_assert(words + LK_CUDA_OFFSETS + 2 <= 32, "a lane each");
+    const bool is_word = lane < words, is_place = lane - words < LK_CUDA_OFFSETS;
+    const uint32_t i = is_place ? lane - words : 0;
 
-    p.head = head;
-    p.group = a.pool.geometry.group;
-    p.stride = group_stride(p.group);
-    p.step = PRUNE && r->scan == LK_TREE ? 4 : 1;
-    p.units = PRUNE ? r->units : r->pages;
-    if (PRUNE) {
-        p.k = r->prune_units;
-        p.after = p.step == 4 ? r->complete % 4 : 0;
-    } else {
-        p.sampled = min(r->sampled, r->budget_pages > 2 ? r->budget_pages - 2 : 0);
-        p.k = r->budget_pages - p.sampled;
-        p.sink = min(r->sink_pages, p.k - 1);
-        p.tail = 1 + min(r->recent_pages ? r->recent_pages - 1 : 0, p.k - 1 - p.sink);
-        p.fetch = (uint64_t)__ldcg(&a.batch->rows) * a.pool.geometry.kv_heads * r->budget_pages *
-                      a.pool.layout.head_bytes <=
-                  FETCH_MOST;
-        p.mass_target = r->mass_target;
+    const uint32_t rows = __ldcg(&a.batch->rows), units = __ldcg(&cut->units);
+    const uint32_t fetch_rows = __ldcg(&cut->fetch_rows), sampled = __ldcg(&cut->sampled);
+    const uint32_t step = __ldcg(&cut->step), listed_most = __ldcg(&cut->listed_most);
+    const uint32_t word = __ldcg((const uint32_t *)cut + (is_word ? lane : 0));
+    const uint32_t each = __ldcg(&r->head_bytes[i]);
+    const uint64_t offset = __ldcg((const uint64_t *)&r->scores + i);
+    uint8_t *const workspace = (uint8_t *)__ldcg((const uint64_t *)&r->workspace);
+    const uint64_t list = __ldcg((const uint64_t *)&r->list);
+    const uint64_t table = __ldcg((const uint64_t *)&r->table);
+
+    const uint32_t size = team_size();
+    const uint32_t most = (divide_team(units + size - 1, a.part) + 31) / 32 * 32;
+    const uint32_t base = min(most * team_rank(), units), count = min(most, units - base);
+    const uint32_t groups = (count + 31) / 32;
+    const bool spills = most > HELD || sampled > LK_CUDA_SPAN_HITS;
+
+    if (is_word)
+        ((uint32_t *)p)[lane] = word;
+    if (is_place)
+        p->place[i] = workspace + offset + (uint64_t)head * each;
+    if (lane == words + LK_CUDA_OFFSETS) {
+        p->list = list ? (struct lk_page_weight *)list + (uint64_t)head * listed_most : NULL;
+        p->table = (const uint32_t *)table;
     }
-    most = ((p.units + team_size() - 1) / team_size() + 31) / 32 * 32;
-    p.base = min(most * team_rank(), p.units);
-    p.count = min(most, p.units - p.base);
-    p.groups = (p.count + 31) / 32;
-    while (32u << p.per_bits < p.groups)
-        p.per_bits++;
-    /* of k shares the least is at most 1 / k: some powers of two down from twice that */
-    k = PRUNE ? p.k : p.k - p.sink - p.tail;
-    p.low = (int32_t)(__float_as_uint(2.f / max(k, 1u)) & 0x7f800000) -
-            (BINS << (PRUNE ? FIRST_PRUNE : FIRST_SHIFT));
-    find_memory<PRUNE>(&p, r);
-    p.spills = most > HELD || p.sampled > LK_CUDA_SPAN_HITS;
-    if (p.spills)
-        p.spill = use_workspace(p, r);
-    s->span = p;
+    if (lane == 31) {
+        p->head = head;
+        p->group = a.pool.geometry.group;
+        p->stride = group_stride(p->group);
+        p->base = base;
+        p->count = count;
+        p->groups = groups;
+        p->per_bits = 32 - __clz((max(groups, 1u) - 1) / 32); /* all groups within 32 lanes */
+        p->live = blockIdx.z < rows && step;
+        p->spills = spills;
+        p->fetch = rows <= fetch_rows;
+    }
+    __syncwarp();
+    if (spills && lane == 0)
+        p->spill = use_workspace(*p);
 }
 
 /* floor(2^32 share) + 1. Multiplying by a power of two is exact. */
@@ -275,8 +270,8 @@ __device__ __forceinline__ float2 warp_merge(float2 x) {
 /* log2 of the sum over all pages, by query head: from the parts that the last pass left. */
 __device__ __forceinline__ void sum_parts(const struct span &p, struct shared *s) {
     const uint32_t lane = threadIdx.x % 32, warp = warp_index();
-    const uint32_t count = p.parts_count, stride = p.stride;
-    const float2 *newest = p.newest, *parts = p.parts;
+    const uint32_t count = p.parts, stride = p.stride;
+    const float2 *newest = p.newest, *parts = newest + p.skip;
     const uint32_t bits = p.group > 8 ? 0 : p.group > 4 ? 1 : p.group > 2 ? 2 : 3;
     const uint32_t share = 1u << bits, items = p.group << bits; /* warps a query head; at most 32 */
 
@@ -361,6 +356,11 @@ __device__ __forceinline__ bool is_forced(const struct span &p, uint32_t page) {
     return page < p.sink || page + p.tail >= p.units;
 }
 
+/* Least word of the first range, whose bins are 1 << shift wide. */
+__device__ __forceinline__ int32_t first_low(const struct span &p, uint32_t shift) {
+    return (int32_t)p.likely - (BINS << shift);
+}
+
 /* A unit's word, and its bin. */
 template <bool PRUNE>
 __device__ __forceinline__ void store_word(struct shared *s, int32_t *to, int32_t low, float share,
@@ -383,7 +383,7 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
     const uint32_t tail = p.units - p.tail, step = p.step * p.stride;
     const float lift = p.step == 4 ? 2.f : 0.f, mean = 1.f / group;
     const float *lse = s->lse[warp_index()], *from = p.scores + (uint64_t)base * step;
-    const int32_t low = p.low;
+    const int32_t low = first_low(p, PRUNE ? FIRST_PRUNE : FIRST_SHIFT);
     uint32_t i = threadIdx.x, g = 0;
     float sum[2] = {0, 0};
     bool competes[2];
@@ -392,6 +392,7 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
     wait_for_previous();
     note_time(clock, PRUNE ? LK_CUDA_AT_PRUNE : LK_CUDA_AT_SELECT);
     load_scores(from, step, i, count, next);
+    fetch_table(p);
     sum_parts(p, s);
 #pragma unroll 1
     while (i < count) {
@@ -432,11 +433,11 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
 
 /* ---- the cut ---- */
 
-__device__ __forceinline__ void clear_counts(struct shared *s) {
+__device__ __forceinline__ void clear_counts(struct shared *s, uint32_t first, uint32_t threads) {
     constexpr uint32_t bytes = sizeof s->bins + sizeof s->all_bins;
 
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < bytes / 16; i += THREADS)
+    for (uint32_t i = first; i < bytes / 16; i += threads)
         ((uint4 *)s)[i] = make_uint4(0, 0, 0, 0);
 }
 
@@ -508,7 +509,7 @@ __device__ __forceinline__ void count_words(uint32_t *bins, const int32_t *words
 __device__ __forceinline__ struct bracket find_bracket(const struct span &p, struct shared *s,
                                                        const int32_t *words, uint32_t k,
                                                        uint32_t nth, uint32_t first) {
-    int32_t low = p.low, high = SHARE;
+    int32_t low = first_low(p, first), high = SHARE;
     uint32_t need = k, shift = first;
 
     if (k == 0)
@@ -853,7 +854,7 @@ static __device__ __noinline__ void apply_target(const struct span &p, struct sh
         if (threadIdx.x < team_size()) /* told, not asked for: this block might have left */
             team_put(team_address(&s->agreed, threadIdx.x), min(k, p.k));
     }
-    clear_counts(s);
+    clear_counts(s, threadIdx.x, THREADS);
     team_barrier();
     struct sums sums;
     cut_pages<false, HELD>(p, s, s->agreed - p.sink - p.tail, 1, &sums);
@@ -1208,54 +1209,36 @@ static __device__ __noinline__ void estimate_rest(const struct span &p, struct s
 
 /* ---- kernel ---- */
 
-__device__ __forceinline__ void open_barriers(struct shared *s) {
-    const uint32_t i = threadIdx.x;
+/* Open them, and say what will be sent; the sums' size is not known yet. i: of the threads that do
+ * it. */
+__device__ __forceinline__ void open_barriers(struct shared *s, uint32_t i) {
     constexpr uint32_t rounds = CUTS * ROUNDS;
+    const uint32_t size = team_size();
 
     if (i < rounds) {
         team_open(&s->bins_here[0][i]);
+        team_expect(&s->bins_here[0][i], size * sizeof s->bins[0]);
     } else if (i < rounds + 2 * CUTS) {
         team_open(&s->sums_here[i - rounds]);
         s->few_own[i - rounds] = 0;
     } else if (i == rounds + 2 * CUTS) {
         team_open(&s->places_here);
+        team_expect(&s->places_here, size * sizeof s->taken_by[0]);
+        s->listed = 0;
     }
 }
 
-/* What will be sent; the sums' size is not known yet. After a barrier, by warps that have no other
- * work then. */
-__device__ __forceinline__ void expect_all(struct shared *s) {
-    const uint32_t i = threadIdx.x - 32, size = team_size();
-
-    if (i < CUTS * ROUNDS)
-        team_expect(&s->bins_here[0][i], size * sizeof s->bins[0]);
-    else if (i == CUTS * ROUNDS)
-        team_expect(&s->places_here, size * sizeof s->taken_by[0]);
-}
-
-/* The row, its span and cleared counts -> whether there is anything to do. */
+/* The span and cleared counts -> whether there is anything to do. */
 template <bool PRUNE, uint32_t HELD>
 __device__ __forceinline__ bool prepare(const struct select_args &a, struct shared *s) {
-    const uint32_t i = threadIdx.x, row = blockIdx.z;
-    constexpr uint32_t words = sizeof(struct lk_cuda_row) / 4;
-    static_assert(words <= THREADS - 32, "a word a thread");
-
-    if (i < words)
-        ((uint32_t *)&s->row)[i] = __ldcg((const uint32_t *)&a.batch->row[row] + i);
-    if (i == THREADS - 1)
-        s->rows = __ldcg(&a.batch->rows);
-    clear_counts(s);
-    open_barriers(s);
-    __syncthreads();
-    if (row >= s->rows || !s->row.scan || (PRUNE && !s->row.list_max))
-        return false;
-    if (i == 0) {
-        s->listed = 0;
-        make_span<PRUNE, HELD>(a, s, &s->row, blockIdx.y);
+    if (threadIdx.x < 32) {
+        make_span<PRUNE, HELD>(a, &s->span);
+    } else {
+        open_barriers(s, threadIdx.x - 32);
+        clear_counts(s, threadIdx.x - 32, THREADS - 32);
     }
-    expect_all(s);
     __syncthreads();
-    return true;
+    return s->span.live;
 }
 
 template <bool PRUNE, uint32_t HELD>
@@ -1314,7 +1297,6 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
         return;
     }
     team_arrive_unordered();
-    fetch_table(s->span);
     if (s->span.spills)
         select_pages<PRUNE, 0>(a, s);
     else
@@ -1372,14 +1354,17 @@ template <bool PRUNE, int BLOCKS>
 static int launch_select(const struct lk_cuda_step *step, void *stream) {
     constexpr uint32_t bytes = shared_bytes<BLOCKS>();
     auto *kernel = select_kernel<PRUNE, BLOCKS>;
-    const struct select_args a = {step->pool, step->batch, step->clock};
+    struct select_args a = {step->pool, step->batch, step->clock, 0};
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute attributes[2] = {};
     int error = take_bytes(kernel, bytes);
 
     if (error)
         return error;
-    configure(step, choose_team(step, kernel, bytes, stream), bytes, stream, attributes, &config);
+    const uint32_t team = choose_team(step, kernel, bytes, stream);
+    if (team > 1)
+        a.part = (uint32_t)(((1ull << 32) + team - 1) / team);
+    configure(step, team, bytes, stream, attributes, &config);
     return (int)cudaLaunchKernelEx(&config, kernel, a);
 }
 

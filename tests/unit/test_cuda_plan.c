@@ -110,6 +110,42 @@ START_TEST(a_pool_that_cannot_lie_there_is_told_why) {
 }
 END_TEST
 
+/* What select and prune are told of a row, worked out here. */
+START_TEST(a_cut_fits_the_budget) {
+    struct lk_row row = row_of(1 << 20, 1, 128, false);
+    struct lk_cuda_batch *batch = calloc(1, sizeof(*batch));
+    ck_assert_ptr_nonnull(batch);
+    const struct lk_cuda_cut *cut = batch->row[0].cut;
+    row.sampled = 64;
+    row.sink_pages = 1;
+    ck_assert_int_eq(lk_cuda_fill(&row, 1, batch), 0);
+    ck_assert_uint_eq(cut[0].units, 1 << 16);
+    ck_assert_uint_eq(cut[0].k, 64);
+    ck_assert_uint_eq(cut[0].sampled, 64);
+    ck_assert_uint_eq(cut[0].sink, 1);
+    ck_assert_uint_eq(cut[0].tail, 1);
+    ck_assert_uint_eq(cut[1].step, 0);
+    row.scan = LK_TREE;
+    row.budget_pages = 2; /* the sample gives way, then the sink: the newest page stays */
+    ck_assert_int_eq(lk_cuda_fill(&row, 1, batch), 0);
+    ck_assert_uint_eq(cut[0].k, 2);
+    ck_assert_uint_eq(cut[0].sampled, 0);
+    ck_assert_uint_eq(cut[1].step, 4);
+    ck_assert_uint_eq(cut[1].units, ((1 << 16) - 1) / 4);
+    ck_assert_uint_eq(cut[1].k, 8);
+    ck_assert_uint_eq(cut[1].after, 3);
+    row.budget_pages = 1;
+    ck_assert_int_eq(lk_cuda_fill(&row, 1, batch), 0);
+    ck_assert_uint_eq(cut[0].k, 1);
+    ck_assert_uint_eq(cut[0].sink, 0);
+    ck_assert_uint_eq(cut[0].tail, 1);
+    row.exact = true;
+    ck_assert_int_eq(lk_cuda_fill(&row, 1, batch), 0);
+    ck_assert_uint_eq(cut[0].step, 0);
+    free(batch);
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("cuda plan");
     TCase *tcase = tcase_create("rows");
@@ -118,6 +154,7 @@ int main(void) {
     tcase_add_test(tcase, a_budget_counts_where_a_row_is_scored);
     tcase_add_test(tcase, rows_are_no_longer_than_kernels_count);
     tcase_add_test(tcase, workspace_is_bounded);
+    tcase_add_test(tcase, a_cut_fits_the_budget);
     tcase_add_test(tcase, a_pool_that_cannot_lie_there_is_told_why);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
