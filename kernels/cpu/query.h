@@ -49,13 +49,27 @@ static inline uint32_t lk_query_padded(uint32_t head_dim) {
 static inline uint32_t lk_query_head_bytes(uint32_t padded) {
     return (4 + 3 + 4) * padded; /* words, plain, pairs */
 }
-static inline const uint8_t *lk_query_head(const struct lk_query *q, uint32_t g) {
-    return q->heads + (size_t)g * lk_query_head_bytes(q->padded);
+/* Of the heads that begin at `heads`; with a `padded` that the compiler knows, steps are constants.
+ */
+static inline const uint8_t *lk_query_head_at(const uint8_t *heads, uint32_t padded, uint32_t g) {
+    return heads + (size_t)g * lk_query_head_bytes(padded);
 }
 /* digit MIDDLE: the code, LOW: the low digit */
+static inline const int16_t *lk_query_words_at(const uint8_t *heads, uint32_t padded, uint32_t g,
+                                               enum lk_query_digit digit) {
+    return (const int16_t *)lk_query_head_at(heads, padded, g) +
+           (digit == LK_DIGIT_LOW ? padded : 0);
+}
+static inline const int8_t *lk_query_pairs_at(const uint8_t *heads, uint32_t padded, uint32_t g,
+                                              enum lk_query_digit digit) {
+    return (const int8_t *)lk_query_head_at(heads, padded, g) + (7 + 2 * (size_t)digit) * padded;
+}
+static inline const uint8_t *lk_query_head(const struct lk_query *q, uint32_t g) {
+    return lk_query_head_at(q->heads, q->padded, g);
+}
 static inline const int16_t *lk_query_words(const struct lk_query *q, uint32_t g,
                                             enum lk_query_digit digit) {
-    return (const int16_t *)lk_query_head(q, g) + (digit == LK_DIGIT_LOW ? q->padded : 0);
+    return lk_query_words_at(q->heads, q->padded, g, digit);
 }
 static inline const int8_t *lk_query_plain(const struct lk_query *q, uint32_t g,
                                            enum lk_query_digit digit) {
@@ -63,7 +77,7 @@ static inline const int8_t *lk_query_plain(const struct lk_query *q, uint32_t g,
 }
 static inline const int8_t *lk_query_pairs(const struct lk_query *q, uint32_t g,
                                            enum lk_query_digit digit) {
-    return (const int8_t *)lk_query_head(q, g) + (7 + 2 * (size_t)digit) * q->padded;
+    return lk_query_pairs_at(q->heads, q->padded, g, digit);
 }
 
 #endif
