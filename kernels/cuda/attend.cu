@@ -706,7 +706,7 @@ __global__ void __launch_bounds__(THREADS + 32 * FETCHERS, 1)
 
     let_next_start();
     const struct row_starts starts = load_starts(a.attend.batch, LK_CUDA_ATTEND);
-    find_run(__ldcg(&a.attend.batch->tasks[LK_CUDA_ATTEND]), &task, &last);
+    find_tasks(a.attend, &task, &last);
     if (task == last) {
         wait_for_previous(); /* or who waits for this kernel would not wait for that one */
         note_time(a.attend.clock, LK_CUDA_AT_ATTEND);

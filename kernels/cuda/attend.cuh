@@ -275,12 +275,12 @@ __device__ __forceinline__ bool all_done(const struct job &j, uint32_t count, ui
     return *last;
 }
 
-/* The run of tasks that a block takes: neighbours, since most are of one job. */
-__device__ __forceinline__ void find_run(uint32_t total, uint32_t *first, uint32_t *last) {
-    const uint32_t each = total / gridDim.x, more = total % gridDim.x;
+/* The block's run of tasks, `task` up to `last`. */
+__device__ __forceinline__ void find_tasks(const struct attend_args &a, uint32_t *task,
+                                           uint32_t *last) {
+    const uint32_t total = __ldcg(&a.batch->tasks[LK_CUDA_ATTEND]);
 
-    *first = blockIdx.x * each + min(blockIdx.x, more);
-    *last = *first + each + (blockIdx.x < more);
+    find_run(total, total / gridDim.x, task, last);
 }
 
 int lk_cuda_attend_plain(const struct lk_cuda_step *step, void *stream);

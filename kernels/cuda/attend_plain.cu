@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(THREADS)
     const struct row_starts starts = load_starts(a.batch, LK_CUDA_ATTEND);
     wait_for_previous();
     note_time(a.clock, LK_CUDA_AT_ATTEND);
-    find_run(__ldcg(&a.batch->tasks[LK_CUDA_ATTEND]), &task, &last);
+    find_tasks(a, &task, &last);
     for (bool any = false; task < last; any = true) {
         if (warp_index() == 0) {
             const struct job j = find_job(a, starts, &s->row, any, task);

@@ -129,6 +129,16 @@ __device__ __forceinline__ uint32_t find_row(const struct lk_cuda_batch *b, int 
     return count - 1;
 }
 
+/* The block's run of `total` tasks, `each` (total / gridDim.x) and of the first blocks one more:
+ * begin .. end - 1. Neighbours, since most are of one KV head. */
+__device__ __forceinline__ void find_run(uint32_t total, uint32_t each, uint32_t *begin,
+                                         uint32_t *end) {
+    const uint32_t more = total - each * gridDim.x;
+
+    *begin = blockIdx.x * each + min(blockIdx.x, more);
+    *end = *begin + each + (blockIdx.x < more);
+}
+
 /* Words of a row's descriptor but those for select. */
 #define LK_CUDA_ROW_WORDS (offsetof(struct lk_cuda_row, head_bytes) / 4)
 

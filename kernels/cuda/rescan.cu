@@ -196,7 +196,7 @@ __device__ __forceinline__ void score_lists(const struct scan_args &a, uint32_t 
 __device__ __forceinline__ void sum_rests(const struct scan_args &a, uint32_t *taken) {
     uint32_t begin, end;
 
-    find_run(a, a.batch->tasks[LK_CUDA_REST], &begin, &end);
+    find_tasks(a, a.batch->tasks[LK_CUDA_REST], &begin, &end);
     for (;;) {
         uint32_t task = threadIdx.x % 32 ? 0 : atomicAdd(taken, 1u);
         task = begin + __shfl_sync(LK_FULL_WARP, task, 0);
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(32 * BLOCK_WARPS, 1)
     hold_batch(a.batch, a.stage, held);
     note_time(a.clock, LK_CUDA_AT_RESCAN);
     uint32_t begin, end;
-    find_run(a, held->tasks, &begin, &end);
+    find_tasks(a, held->tasks, &begin, &end);
     if (warp < a.scanners && begin < end)
         score_lists<D, R, NG>(a, begin, end, warp, rings + warp * STAGES * a.tile_bytes,
                               notes + warp * NOTES, queries);

@@ -462,7 +462,7 @@ __global__ void __launch_bounds__(32 * BLOCK_WARPS(R), 1)
             run_heads(a, blockIdx.x + i * gridDim.x, others * gridDim.x);
         return;
     }
-    find_run(a, held->tasks, &x.begin, &x.end);
+    find_tasks(a, held->tasks, &x.begin, &x.end);
     if (x.begin == x.end)
         return;
     if (warp >= a.scanners)

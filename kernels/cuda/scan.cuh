@@ -90,13 +90,9 @@ __device__ __forceinline__ struct chunks row_chunks(const struct lk_cuda_row *r,
 }
 
 /* The block's run of `total` tasks, begin .. end - 1. */
-__device__ __forceinline__ void find_run(const struct scan_args &a, uint32_t total, uint32_t *begin,
-                                         uint32_t *end) {
-    const uint32_t each = lk_cuda_divide(total, gridDim.x, a.blocks_inverse),
-                   more = total - each * gridDim.x;
-
-    *begin = blockIdx.x * each + min(blockIdx.x, more);
-    *end = *begin + each + (blockIdx.x < more);
+__device__ __forceinline__ void find_tasks(const struct scan_args &a, uint32_t total,
+                                           uint32_t *begin, uint32_t *end) {
+    find_run(total, lk_cuda_divide(total, gridDim.x, a.blocks_inverse), begin, end);
 }
 
 /* Fill it, by the block, which meets after it. */
