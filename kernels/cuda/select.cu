@@ -1099,7 +1099,8 @@ __device__ __forceinline__ void write_hits(const struct select_args &a, const st
     }
 }
 
-/* Those of kept pages. `entry`: early_entry() of the first groups that have any. */
+/* Those of kept pages. `entry`: early_entry() of the first groups that have any, if they are among
+ * the run's first 32. */
 __device__ __forceinline__ void write_kept(const struct select_args &a, const struct span &p,
                                            const struct view &v, const struct run &own,
                                            uint32_t before, const uint32_t entry[2]) {
@@ -1107,7 +1108,7 @@ __device__ __forceinline__ void write_kept(const struct select_args &a, const st
     uint32_t at = before + count_masks(v.taken, own.first), nth = 0;
 
 #pragma unroll 1
-    for (uint32_t first = own.first; first < own.end; first += 32) {
+    for (uint32_t first = own.first; first < own.end; first += 32, nth = 2) {
         const uint32_t taken = first + lane < own.end ? __popc(v.taken[first + lane]) : 0;
 #pragma unroll 1
         for (uint32_t some = kept_groups(v, own, first); some; some &= some - 1, nth++) {

@@ -250,9 +250,9 @@ struct scene {
             CUDA(cudaMemcpy(x.result.data(), x.plan.result, x.result.size() * 16,
                             cudaMemcpyDeviceToHost));
             if (memory && x.plan.scan) {
-                size_t bytes = x.plan.picks + 256;
-                x.memory.resize(bytes);
-                CUDA(cudaMemcpy(x.memory.data(), x.plan.workspace, bytes - 256,
+                size_t picks = (size_t)p.view.geometry.kv_heads * x.plan.budget_pages;
+                x.memory.resize(x.plan.picks + picks * sizeof(lk_cuda_pick));
+                CUDA(cudaMemcpy(x.memory.data(), x.plan.workspace, x.memory.size(),
                                 cudaMemcpyDeviceToHost));
             }
         }
@@ -453,6 +453,21 @@ struct scene {
               "%s head %u: prune left a share of %g and took one of %g", what, h, left, taken);
     }
 
+    /* Pages of the list are those whose keys and values attend was told to read. */
+    void check_places(request &x, uint32_t h, const char *what) {
+        const uint32_t N = x.budget_pages, count = x.result[h].kept + x.result[h].sampled;
+        const lk_cuda_pick *pick = (const lk_cuda_pick *)&x.memory[x.plan.picks] + (size_t)h * N;
+
+        for (uint32_t i = 0; i < count && i < N; i++) {
+            const uint32_t page = x.list[(size_t)h * N + i].page;
+            if (pick[i].page == page && pick[i].physical == x.seq->pages[page])
+                continue;
+            CHECK(false, "%s head %u: pick %u is page %u at %u, not %u at %u", what, h, i,
+                  pick[i].page, pick[i].physical, page, x.seq->pages[page]);
+            break;
+        }
+    }
+
     void check_selection(request &x, uint32_t h, const char *what) {
         const lk_geometry &g = p.view.geometry;
         uint32_t P = x.plan.pages, N = x.budget_pages;
@@ -549,6 +564,7 @@ struct scene {
                 break;
             }
         }
+        check_places(x, h, what);
     }
 
     void check_output(request &x, const char *what, uint32_t heads) {

@@ -112,6 +112,26 @@ static void edges(uint32_t many_pages) {
     s.p.close();
 }
 
+/* A row of which each warp of a block of select has more groups of pages than lanes, since a head
+ * gets one block; in shared memory, and where its words do not fit there. Nothing is summarised:
+ * records of zeros, so that what is kept lies far apart, the first pages and the newest. */
+static void long_spans(void) {
+    for (uint32_t pages : {17400, 33000}) {
+        lk_geometry g = {1, 1, 1, 64, 8, 2, LK_FP16};
+        struct scene s;
+        std::vector<request> rows;
+
+        s.open(g, pages + 60, 1);
+        sequence *q = s.add(0, pages * 8ull - 3, 2);
+        s.p.upload();
+        CUDA(cudaMemset(s.p.d_coarse.p, 0, s.p.d_coarse.n));
+        rows.push_back(make(s, q, LK_FULL, 64, 30));
+        s.run(rows);
+        s.check_places(rows[0], 0, "long spans");
+        s.p.close();
+    }
+}
+
 /* Rows of many queries, cut into fewer slices than they might; a budget that no scored row may
  * have, on a row that is not scored; no sync word more than needed. */
 static void many_queries(uint32_t head_dim, uint32_t page_tokens, uint32_t dtype, uint32_t tokens) {
@@ -299,6 +319,7 @@ static void small(void) {
     geometry(96, 16, 4, 3, LK_BF16, 48);
     geometry(256, 8, 8, 12, LK_FP16, 48);
     edges(200);
+    long_spans();
     many_queries();
     other_shared();
 }
@@ -331,6 +352,7 @@ int main(int argc, char **argv) {
         if (strcmp(how, "--quick"))
             all();
         edges(16384);
+        long_spans();
         long_exact();
         many_queries();
     }
