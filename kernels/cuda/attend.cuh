@@ -239,7 +239,8 @@ __device__ __forceinline__ void finish_head(const struct attend_args &a, const s
             sum += v.x + (i + 1 < group ? v.y : 0.f) + (i + 2 < group ? v.z : 0.f) +
                    (i + 3 < group ? v.w : 0.f);
         }
-        out = {found->kept, found->sampled, __fdividef(sum, (float)group),
+        sum = fminf(1.f, __fdividef(sum, (float)group)); /* of ones it may be a little more */
+        out = {found->kept, found->sampled, sum,
                found->sampled ? 0 : (uint32_t)LK_OUT_ESTIMATED};
     }
     *j.result = out;

@@ -338,7 +338,7 @@ __device__ __forceinline__ void fetch_tasks(const struct scan_args &a, const str
     uint32_t idle = 0;
 
 #pragma unroll 1
-    for (int turn = 0;; turn++) {
+    for (int turn = 0;; turn += turn < NOTES) {
         bool ask;
 
         if (turn == STAGES)

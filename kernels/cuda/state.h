@@ -50,7 +50,7 @@ static inline LK_BOTH uint64_t lk_cuda_spill_bytes(uint64_t pages, uint64_t samp
     return (pages * 4 + pages / 32 * 20 + sampled * 8 + 15) / 16 * 16;
 }
 
-/* x / by for x below 2^31, by a multiplication: a device has no instruction that divides. */
+/* x / by, by a multiplication: a device has no instruction that divides. */
 static inline LK_BOTH uint32_t lk_cuda_inverse(uint32_t by) {
     return by ? UINT32_MAX / by : 0;
 }
