@@ -88,7 +88,7 @@ struct lk_cuda_row {
     uint32_t prune_units, list_max;                 /* kept by prune; pages rescanned at most */
     uint32_t rescan_tiles, rest_chunks, rest_pages; /* second pass */
     uint32_t chunks_inverse, tiles_inverse, rest_inverse; /* to divide tasks: lk_cuda_inverse() */
-    uint32_t segment_pages, segments;               /* shares: their product a head */
+    uint32_t segment_pages, segments;                     /* shares: their product a head */
     uint32_t bands, query_groups;        /* attend: of 8 queries that share keys; groups of those */
     uint32_t tiles, slice_tiles, slices; /* attend: 16 tokens a tile */
     uint32_t group_first;                /* sync words of attend */

@@ -45,7 +45,8 @@ static int fill(struct lk_row row) {
 }
 
 START_TEST(division_is_exact) {
-    const uint32_t by[] = {1, 2, 3, 5, 7, 8, 13, 132, 212, 1023, 65536, 1 << 24, INT32_MAX, UINT32_MAX};
+    const uint32_t by[] = {1,   2,   3,    5,     7,       8,         13,
+                           132, 212, 1023, 65536, 1 << 24, INT32_MAX, UINT32_MAX};
     const uint32_t x[] = {0, 1, 2, 1000003, 1 << 30, INT32_MAX, 1U << 31, UINT32_MAX};
 
     for (size_t i = 0; i < sizeof(by) / sizeof(*by); i++) {
