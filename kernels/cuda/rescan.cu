@@ -265,7 +265,6 @@ int lk_cuda_rescan(const struct lk_cuda_step *step, void *stream) {
     struct scan_args a = make_args(step, LK_CUDA_RESCAN, rank);
 
     a.clock = step->clock;
-
     return for_sizes(
         a.pool.geometry, rank,
         [&](auto d, auto r, auto ng) {

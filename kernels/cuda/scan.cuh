@@ -157,11 +157,18 @@ struct owner {
     uint32_t row, head, pass;
 };
 
-__device__ __forceinline__ struct owner owner_of(const struct scan_args &a, uint32_t set) {
-    const uint32_t row = lk_cuda_divide(set, a.sets, a.sets_inverse), in = set - row * a.sets,
-                   head = lk_cuda_divide(in, a.passes, a.passes_inverse);
+/* Of set `in` of a row. */
+__device__ __forceinline__ struct owner owner_in(const struct scan_args &a, uint32_t row,
+                                                 uint32_t in) {
+    const uint32_t head = lk_cuda_divide(in, a.passes, a.passes_inverse);
 
     return {row, head, in - head * a.passes};
+}
+
+__device__ __forceinline__ struct owner owner_of(const struct scan_args &a, uint32_t set) {
+    const uint32_t row = lk_cuda_divide(set, a.sets, a.sets_inverse);
+
+    return owner_in(a, row, set - row * a.sets);
 }
 
 /* Fill row, head, pass and set of c->task, of which row's `first` is the first -> chunk. */
@@ -172,9 +179,10 @@ __device__ __forceinline__ uint32_t split_task(const struct scan_args &a, int st
     c->r = row_at(a, row);
     const struct chunks chunks = row_chunks(c->r, stage);
     const uint32_t in = lk_cuda_divide(task, chunks.count, chunks.inverse);
+    const struct owner o = owner_in(a, row, in);
     c->set = row * a.sets + in;
-    c->head = lk_cuda_divide(in, a.passes, a.passes_inverse);
-    c->pass = in - c->head * a.passes;
+    c->head = o.head;
+    c->pass = o.pass;
     return task - in * chunks.count;
 }
 
@@ -209,10 +217,9 @@ template <int D> struct raw_query { uint16_t x[D / 32]; };
 
 /* Of query g of a set, by a warp; 0 where the group has no such query. */
 template <int D>
-__device__ __forceinline__ struct raw_query<D> load_raw(const struct scan_args &a, uint32_t set,
-                                                        uint32_t g) {
+__device__ __forceinline__ struct raw_query<D> load_raw(const struct scan_args &a,
+                                                        const struct owner &o, uint32_t g) {
     const uint32_t lane = threadIdx.x % 32, group = a.pool.geometry.group;
-    const struct owner o = owner_of(a, set);
     const uint32_t at = o.pass * 8 + g;
     const uint16_t *q = (const uint16_t *)row_at(a, o.row)->q + ((uint64_t)o.head * group + at) * D;
     struct raw_query<D> ret;
@@ -225,11 +232,11 @@ __device__ __forceinline__ struct raw_query<D> load_raw(const struct scan_args &
 
 /* One query of a set, rotated, by a warp. */
 template <int D>
-__device__ __forceinline__ void prepare_query(const struct scan_args &a, uint32_t set, uint32_t g,
-                                              const struct raw_query<D> &raw,
+__device__ __forceinline__ void prepare_query(const struct scan_args &a, const struct owner &o,
+                                              uint32_t g, const struct raw_query<D> &raw,
                                               struct four_queries<D> *ret) {
     const uint32_t lane = threadIdx.x % 32;
-    const struct lk_cuda_row *r = row_at(a, owner_of(a, set).row);
+    const struct lk_cuda_row *r = row_at(a, o.row);
     const bool bf16 = a.pool.geometry.dtype == LK_BF16;
     constexpr int N = D / 32;
     float x[N], peak = 0, unit;
@@ -502,13 +509,16 @@ __device__ __forceinline__ struct window open_window(const struct scan_args &a, 
     return {__shfl_sync(LK_FULL_WARP, edge, 0), 0, begin, __shfl_sync(LK_FULL_WARP, edge, 1), end};
 }
 
-/* Query i of a window: its set, or none. */
+/* Query i of a window: who has its set -> is there such a query? */
 template <int NG>
 __device__ __forceinline__ bool find_query(const struct scan_args &a, const struct window &w,
-                                           uint32_t i, uint32_t *ret_set) {
-    *ret_set = w.base + i / (4 * NG);
-    return i < window_sets<NG> * 4 * NG && *ret_set <= w.final &&
-           row_at(a, owner_of(a, *ret_set).row)->scan;
+                                           uint32_t i, struct owner *ret) {
+    const uint32_t set = w.base + i / (4 * NG);
+
+    if (i >= window_sets<NG> * 4 * NG || set > w.final)
+        return false;
+    *ret = owner_of(a, set);
+    return row_at(a, ret->row)->scan;
 }
 
 /* The warp's first query of a window, for prepare_queries(). */
@@ -516,9 +526,9 @@ template <int D, int NG>
 __device__ __forceinline__ struct raw_query<D> load_first(const struct scan_args &a,
                                                           const struct window &w) {
     const uint32_t i = warp_index();
-    uint32_t set;
+    struct owner o;
 
-    return find_query<NG>(a, w, i, &set) ? load_raw<D>(a, set, i % (4 * NG)) : raw_query<D>{};
+    return find_query<NG>(a, w, i, &o) ? load_raw<D>(a, o, i % (4 * NG)) : raw_query<D>{};
 }
 
 /* Rotated queries of a window's sets, by the block's scoring warps in turn, which meet. `raw`: the
@@ -528,12 +538,12 @@ __device__ __forceinline__ void prepare_queries(const struct scan_args &a, const
                                                 struct raw_query<D> raw,
                                                 struct four_queries<D> *ret) {
     for (uint32_t i = warp_index(); i < window_sets<NG> * 4 * NG; i += a.scanners) {
-        uint32_t set;
-        if (!find_query<NG>(a, w, i, &set))
+        struct owner o;
+        if (!find_query<NG>(a, w, i, &o))
             continue;
         if (i >= a.scanners)
-            raw = load_raw<D>(a, set, i % (4 * NG));
-        prepare_query<D>(a, set, i % (4 * NG), raw, &ret[i / 4]);
+            raw = load_raw<D>(a, o, i % (4 * NG));
+        prepare_query<D>(a, o, i % (4 * NG), raw, &ret[i / 4]);
     }
     meet(a.scanners);
 }

@@ -51,7 +51,7 @@ struct select_args {
     struct lk_pool_view pool;
     const struct lk_cuda_batch *batch;
     struct lk_cuda_clock *clock; /* may be NULL */
-    uint32_t part;               /* divide_team()'s */
+    uint32_t team_inverse;       /* lk_cuda_inverse() of its size */
 };
 
 struct hit {
@@ -174,12 +174,6 @@ template <uint32_t HELD> __device__ __forceinline__ struct view view_of(struct s
     }
 }
 
-/* x / team_size() for x up to the pages of a row: division is slow. `part`: 2^32 over the size,
- * rounded up; 0: a team of one. */
-__device__ __forceinline__ uint32_t divide_team(uint32_t x, uint32_t part) {
-    return part ? (uint32_t)((uint64_t)x * part >> 32) : x;
-}
-
 /* By one warp: all that it needs is on its way at once, a word or a pointer a lane. */
 template <bool PRUNE, uint32_t HELD>
 __device__ __forceinline__ void make_span(const struct select_args &a, struct span *p) {
@@ -202,7 +196,7 @@ __device__ __forceinline__ void make_span(const struct select_args &a, struct sp
     const uint64_t table = __ldcg((const uint64_t *)&r->table);
 
     const uint32_t size = team_size();
-    const uint32_t most = (divide_team(units + size - 1, a.part) + 31) / 32 * 32;
+    const uint32_t most = (lk_cuda_divide(units + size - 1, size, a.team_inverse) + 31) / 32 * 32;
     const uint32_t base = min(most * team_rank(), units), count = min(most, units - base);
     const uint32_t groups = (count + 31) / 32;
     const bool spills = most > HELD || sampled > LK_CUDA_SPAN_HITS;
@@ -1363,8 +1357,7 @@ static int launch_select(const struct lk_cuda_step *step, void *stream) {
     if (error)
         return error;
     const uint32_t team = choose_team(step, kernel, bytes, stream);
-    if (team > 1)
-        a.part = (uint32_t)(((1ull << 32) + team - 1) / team);
+    a.team_inverse = lk_cuda_inverse(team);
     configure(step, team, bytes, stream, attributes, &config);
     return (int)cudaLaunchKernelEx(&config, kernel, a);
 }
