@@ -168,11 +168,17 @@ static void accept_peers(struct lk_server *server) {
 
 /* ---- signals, reload, drain, stop ---- */
 
-void lk_server_drain(struct lk_server *server, bool drain) {
-    if (server->draining != drain && !server->stopping)
-        lk_log(LK_LOG_INFO, drain ? "draining: no new sequences and leases" : "resumed");
+/* What the log says has happened: who reads it may count on it. */
+static void take_drain(struct lk_server *server, bool drain) {
     server->draining = drain;
     lk_intake_drain(server->intake, drain);
+}
+
+void lk_server_drain(struct lk_server *server, bool drain) {
+    bool was = server->draining;
+    take_drain(server, drain);
+    if (was != drain)
+        lk_log(LK_LOG_INFO, drain ? "draining: no new sequences and leases" : "resumed");
     lk_server_status_changed(server);
 }
 
@@ -182,13 +188,17 @@ struct changes {
 
 static void note_change(void *context, const char *key, bool taken) {
     const struct changes *changes = context;
-    if (taken)
-        lk_log(LK_LOG_INFO, "reload: %s is changed", key);
-    else
-        lk_log(LK_LOG_WARNING, "reload: %s differs in the file, and is taken only by a restart",
-               key);
-    /* Without an array the string is dropped. */
     json_array_append_new(taken ? changes->taken : changes->restart, json_string(key));
+}
+
+static void log_changes(const struct changes *changes) {
+    size_t i;
+    json_t *key;
+    json_array_foreach(changes->restart, i, key)
+        lk_log(LK_LOG_WARNING, "reload: %s differs in the file, and is taken only by a restart",
+               json_string_value(key));
+    json_array_foreach(changes->taken, i, key)
+        lk_log(LK_LOG_INFO, "reload: %s is changed", json_string_value(key));
 }
 
 /* The group may have come, gone or changed its number, whatever the file says. */
@@ -233,6 +243,7 @@ int lk_server_reload(struct lk_server *server, json_t *taken, json_t *restart, c
         lk_config_reload(&server->config, &fresh, note_change, &changes);
         lk_log_level(server->config.log_level);
         lk_intake_limits(server->intake, &server->config);
+        log_changes(&changes);
         reload_access(server, taken);
         lk_log(LK_LOG_INFO, "reloaded %s", server->options->config);
     }
@@ -246,6 +257,7 @@ static void begin_stop(struct lk_server *server, const char *signal_name) {
     uint64_t wait = server->config.drain_seconds;
     server->stopping = true;
     server->stop_ns = lk_now_ns() + wait * SECOND_NS;
+    take_drain(server, true);
     lk_notify_stopping(status_words(server, words), wait + 5);
     uint32_t clients = lk_server_channels(server);
     if (clients)
@@ -253,7 +265,6 @@ static void begin_stop(struct lk_server *server, const char *signal_name) {
                signal_name, server->config.drain_seconds, clients, clients == 1 ? "" : "s");
     else
         lk_log(LK_LOG_INFO, "%s: stopping", signal_name);
-    lk_server_drain(server, true);
 }
 
 static void take_signals(struct lk_server *server) {
@@ -261,7 +272,10 @@ static void take_signals(struct lk_server *server) {
     char why[1024];
     while (read(server->signals, &info, sizeof(info)) == sizeof(info)) {
         if (info.ssi_signo == SIGHUP) {
-            lk_server_reload(server, NULL, NULL, why, sizeof(why));
+            json_t *taken = json_array(), *restart = json_array(); /* nobody is told but the log */
+            lk_server_reload(server, taken, restart, why, sizeof(why));
+            json_decref(taken);
+            json_decref(restart);
         } else if (!server->stopping) {
             begin_stop(server, info.ssi_signo == SIGINT ? "SIGINT" : "SIGTERM");
         } else {

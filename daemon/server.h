@@ -72,8 +72,9 @@ void lk_server_close(struct lk_server *server);
 
 /* For verbs (admin.c). */
 void lk_server_drain(struct lk_server *server, bool drain);
-/* Reads the configuration again. taken, restart (may be NULL): names of keys that are in force now,
- * and that need a restart. -> 0, or -errno with a sentence in why; then all stays as it was. */
+/* Reads the configuration again. taken, restart: arrays, to which are added the names of keys that
+ * are in force now, and that need a restart. -> 0, or -errno with a sentence in why; then all stays
+ * as it was. */
 int lk_server_reload(struct lk_server *server, json_t *taken, json_t *restart, char *why,
                      size_t why_bytes);
 /* How many peers have a channel, living or leaving. */

@@ -19,7 +19,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define READY_SECONDS 30 /* a sanitizer build on a busy machine */
 #define ARGUMENTS_MAX 32
 
 double rig_now(void) {
@@ -143,7 +142,7 @@ void rig_launch(struct rig *rig, const char *const *arguments) {
 void rig_start(struct rig *rig, const char *extra) {
     rig_open(rig, extra);
     rig_launch(rig, NULL);
-    ck_assert_msg(rig_hears(rig, "READY=1", READY_SECONDS), "not ready: %s", rig_log(rig));
+    ck_assert_msg(rig_hears(rig, "READY=1", RIG_READY_SECONDS), "not ready: %s", rig_log(rig));
 }
 
 /* As systemd does: what nobody reads the daemon waits for, if not for long. */

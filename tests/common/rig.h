@@ -9,6 +9,8 @@
 #ifndef RIG_H
 #define RIG_H
 
+#define RIG_READY_SECONDS 30 /* a sanitizer build on a busy machine */
+
 #include <stdbool.h>
 #include <sys/types.h>
 

@@ -441,6 +441,63 @@ START_TEST(a_pipe_is_not_read_again) {
 }
 END_TEST
 
+/* ---- a log that nobody reads ---- */
+
+/* A daemon whose log goes into a pipe. -> the pipe. */
+static int start_piped(struct rig *rig, const char *extra) {
+    rig_open(rig, extra);
+    ck_assert_int_eq(mkfifo(rig->log, 0600), 0);
+    int pipe = open(rig->log, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    ck_assert_int_ge(pipe, 0);
+    rig_launch(rig, NULL);
+    ck_assert(rig_hears(rig, "READY=1", RIG_READY_SECONDS));
+    snprintf(rig->log, sizeof(rig->log), "/dev/null"); /* to read the pipe would wait */
+    return pipe;
+}
+
+/* From now on the next line takes the daemon a second (log.c), then is lost. */
+static void fill_pipe(int pipe) {
+    const char bytes[4096] = {0};
+    for (size_t count = sizeof(bytes); count; count /= 2)
+        while (write(pipe, bytes, count) == (ssize_t)count)
+            ;
+    ck_assert_int_eq(errno, EAGAIN);
+}
+
+/* Who reads a line counts on what it says; so it has to have happened before. Here: whether a
+ * sequence is refused with the error sooner than the line can be given up. Beside much other work
+ * it may be late: three tries, none of which can succeed where the line comes first. */
+static bool is_in_force_before_its_line(const char *extra, const char *reload, int signal,
+                                        int error) {
+    bool in_time = false;
+    for (int i = 0; i < 3 && !in_time; i++) {
+        struct rig rig;
+        locks_handle kept, sequence;
+        int rc, pipe = start_piped(&rig, extra);
+        struct locks *client = connect_client(&rig);
+        ck_assert_int_eq(locks_sequence_create(client, 0, &kept), 0);
+        rig_configure(&rig, reload);
+        fill_pipe(pipe);
+        double begun = rig_now();
+        kill(rig.pid, signal);
+        while ((rc = locks_sequence_create(client, 0, &sequence)) == 0)
+            ck_assert_int_eq(locks_sequence_free(client, sequence), 0);
+        in_time = rig_now() - begun < 0.9;
+        ck_assert_int_eq(rc, error);
+        locks_close(client);
+        close(pipe);
+        rig_close(&rig);
+    }
+    return in_time;
+}
+
+START_TEST(what_the_log_says_has_happened) {
+    const char *slow = "[daemon]\ndrain_seconds = 60\n", *one = "[limits]\nmax_sequences = 1\n";
+    ck_assert(is_in_force_before_its_line(slow, slow, SIGTERM, -ESHUTDOWN));
+    ck_assert(is_in_force_before_its_line(NULL, one, SIGHUP, -EDQUOT));
+}
+END_TEST
+
 /* ---- drain and stop with clients ---- */
 
 START_TEST(an_idle_client_does_not_hold_up_a_stop) {
@@ -728,6 +785,7 @@ int main(void) {
     tcase_add_test(life, a_stop_waits_for_sequences_as_long_as_it_may);
     tcase_add_test(life, a_stop_ends_when_the_last_sequence_goes);
     tcase_add_test(life, a_second_signal_stops_at_once);
+    tcase_add_test(life, what_the_log_says_has_happened);
     tcase_add_test(life, drains_and_resumes_by_verb);
     tcase_add_test(life, feeds_the_watchdog);
     tcase_add_test(life, feeds_the_watchdog_in_a_crowd);
