@@ -183,6 +183,7 @@ __device__ __forceinline__ void score_lists(const struct scan_args &a, uint32_t 
 #pragma unroll
         for (int j = 0; j < NG; j++) {
             float2 part = make_float2(-INFINITY, 0.f);
+            score[j] = even_score(query + 4 * j, score[j]);
             if (left)
                 store_scores(a, place, page, live, query + 4 * j, score[j]);
             if (live)

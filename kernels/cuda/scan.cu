@@ -417,6 +417,7 @@ __device__ __forceinline__ void score_tasks(const struct scan_args &a, const str
         }
 #pragma unroll
         for (int j = 0; j < NG; j++) {
+            score[j] = even_score(query + 4 * j, score[j]);
             store_scores(a, place, at, live, query + 4 * j, score[j]);
             if (live)
                 part[j] = merge_parts(part[j], make_float2(score[j], 1.f));
@@ -597,7 +598,8 @@ __device__ void score_plainly(const struct scan_args &a, struct cursor c, uint32
         const uint8_t *fine = a.pool.fine + (plane * a.pool.pages + id) * rec.fine_stride;
 
         project_queries(rec, coarse, fine, d, rank, c.r->sm_scale * LK_LOG2E, q, q + 8 * d);
-        const float score = score_projected(rec, coarse, fine, rank, q + 8 * d);
+        const float score = even_score(c.pass * 8 + lane % 8,
+                                       score_projected(rec, coarse, fine, rank, q + 8 * d));
         for (uint32_t x = 0; lane < queries && x < (c.super ? 4 : 1); x++)
             place.scores[(uint64_t)(c.super ? 4 * unit + x : unit) * stride + c.pass * 8 + lane] =
                 score_bits(place, c.pass * 8 + lane, score);

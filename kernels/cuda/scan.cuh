@@ -289,6 +289,11 @@ __device__ __forceinline__ struct place place_of(const struct scan_args &a,
     return p;
 }
 
+/* As it is added to the sum: head 0's with a lowest bit of 0, as it is stored but for the tag. */
+__device__ __forceinline__ float even_score(uint32_t q, float score) {
+    return __uint_as_float(__float_as_uint(score) & (q == 0 ? ~1u : ~0u));
+}
+
 /* A score's bits: the lowest of head 0's says whether the page competes. */
 __device__ __forceinline__ float score_bits(const struct place &p, uint32_t q, float score) {
     const uint32_t bits = __float_as_uint(p.super ? score - 2.f : score);

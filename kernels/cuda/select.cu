@@ -46,6 +46,8 @@
 #define SHARE_FLOOR 1e-30f
 #define MARK        0x80000000u
 #define NO_PAGE     0xffffffffu
+#define TIE_MIDDLE  30
+#define REST_LEAST  1e-3f /* what 1 less the kept is known of to a part in 2,000 */
 
 struct select_args {
     struct lk_pool_view pool;
@@ -127,8 +129,9 @@ struct shared {
         int32_t list[LK_CUDA_BUDGET_PAGES_MAX];
     };
     uint64_t warp_weight[WARPS];
+    double warp_sum[WARPS], exact[LK_GROUP_MAX]; /* where words are equal */
     uint32_t warp_count[WARPS], warp_most[WARPS];
-    float lse[WARPS][LK_GROUP_MAX + 4]; /* a warp's own; read by fours */
+    alignas(16) float2 heads[WARPS][LK_GROUP_MAX + 4]; /* a warp's own; read by fours */
     float2 part[LK_GROUP_MAX];
     uint32_t listed, few_own[2 * CUTS];
     uint32_t agreed; /* pages to keep for the mass target */
@@ -261,7 +264,9 @@ __device__ __forceinline__ float2 warp_merge(float2 x) {
     return make_float2(peak, warp_sum(__fmul_rn(x.y, exp2_fast(x.x - base))));
 }
 
-/* log2 of the sum over all pages, by query head: from the parts that the last pass left. */
+/* By query head, from the parts that the last pass left: the largest score, and what 2^(score less
+ * that) is multiplied by to be the head's part of a share. Not the sum's logarithm: where one page
+ * has nearly all, that would round away what the others have. */
 __device__ __forceinline__ void sum_parts(const struct span &p, struct shared *s) {
     const uint32_t lane = threadIdx.x % 32, warp = warp_index();
     const uint32_t count = p.parts, stride = p.stride;
@@ -307,7 +312,8 @@ __device__ __forceinline__ void sum_parts(const struct span &p, struct shared *s
         sum.x = peak;
     }
     if (lane < items && lane % share == 0)
-        s->lse[warp][lane >> bits] = sum.x + log2_fast(sum.y);
+        s->heads[warp][lane >> bits] =
+            make_float2(sum.x, 1.f / __fmul_rn(sum.y, (float)p.group));
     __syncwarp();
 }
 
@@ -333,6 +339,11 @@ template <class T> __device__ __forceinline__ T warp_scan(T x) {
 }
 
 /* ---- shares ---- */
+
+/* Head 0's without the bit that tags it. */
+__device__ __forceinline__ float score_of(float tagged) {
+    return __uint_as_float(__float_as_uint(tagged) & ~1u);
+}
 
 /* Four scores of up to two units, THREADS apart. */
 __device__ __forceinline__ void load_scores(const float *from, uint32_t step, uint32_t i,
@@ -375,8 +386,9 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
                                            struct lk_cuda_clock *clock) {
     const uint32_t count = p.count, group = p.group, base = p.base, sink = p.sink;
     const uint32_t tail = p.units - p.tail, step = p.step * p.stride;
-    const float lift = p.step == 4 ? 2.f : 0.f, mean = 1.f / group;
-    const float *lse = s->lse[warp_index()], *from = p.scores + (uint64_t)base * step;
+    const float lift = PRUNE && p.step == 4 ? 2.f : 0.f;
+    const float *from = p.scores + (uint64_t)base * step;
+    const float2 *heads = s->heads[warp_index()];
     const int32_t low = first_low(p, PRUNE ? FIRST_PRUNE : FIRST_SHIFT);
     uint32_t i = threadIdx.x, g = 0;
     float sum[2] = {0, 0};
@@ -391,8 +403,7 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
 #pragma unroll 1
     while (i < count) {
         const uint32_t at = i, first = g;
-        const float l0 = lse[g] - lift, l1 = lse[g + 1] - lift;
-        const float l2 = lse[g + 2] - lift, l3 = lse[g + 3] - lift;
+        const float4 a = *(const float4 *)&heads[g], b = *(const float4 *)&heads[g + 2];
         float4 v[2];
 #pragma unroll
         for (int x = 0; x < 2; x++)
@@ -410,14 +421,18 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
                 break;
             if (first == 0) {
                 competes[x] = __float_as_uint(v[x].x) & 1;
+                v[x].x = score_of(v[x].x);
                 sum[x] = 0;
             }
-            sum[x] += exp2_fast(v[x].x - l0);
-            sum[x] += first + 1 < group ? exp2_fast(v[x].y - l1) : 0.f;
-            sum[x] += first + 2 < group ? exp2_fast(v[x].z - l2) : 0.f;
-            sum[x] += first + 3 < group ? exp2_fast(v[x].w - l3) : 0.f;
+            sum[x] = fmaf(exp2_fast(v[x].x - (a.x - lift)), a.y, sum[x]);
+            if (first + 1 < group)
+                sum[x] = fmaf(exp2_fast(v[x].y - (a.z - lift)), a.w, sum[x]);
+            if (first + 2 < group)
+                sum[x] = fmaf(exp2_fast(v[x].z - (b.x - lift)), b.y, sum[x]);
+            if (first + 3 < group)
+                sum[x] = fmaf(exp2_fast(v[x].w - (b.z - lift)), b.w, sum[x]);
             if (g == 0)
-                store_word<PRUNE>(s, &words[j], low, sum[x] * mean, competes[x],
+                store_word<PRUNE>(s, &words[j], low, sum[x], competes[x],
                                   base + j < sink || base + j >= tail);
         }
     }
@@ -553,17 +568,123 @@ __device__ __forceinline__ struct run run_of(const struct span &p) {
     return {first, min(p.groups, first + most)};
 }
 
-/* Mark the first cut.ties of the pages whose word is the cut. */
-template <uint32_t HELD>
+/* Of all threads' x, in one order. `warps`: room for a number a warp. */
+template <class T> static __device__ __noinline__ T block_sum(T *warps, T x) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1)
+        x += __shfl_xor_sync(LK_FULL_WARP, x, o);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = 0;
+    for (int i = 0; i < WARPS; i++)
+        x += warps[i];
+    return x;
+}
+
+/* ---- ties at the cut: rare, so small rather than fast ---- */
+
+/* The team's sum of words, one a thread. */
+__device__ __forceinline__ uint32_t team_total(struct shared *s, uint32_t x) {
+    const uint32_t own = block_sum(s->warp_count, x);
+
+    if (threadIdx.x < team_size())
+        team_put(team_address(&s->equal[team_rank()], threadIdx.x), own);
+    team_barrier();
+    x = 0;
+    for (uint32_t i = 0; i < team_size(); i++)
+        x += s->equal[i];
+    team_barrier();
+    return x;
+}
+
+/* s->exact: by query head, what 2^(score - peak) is multiplied by, in float64. Every block adds the
+ * whole row, in one order, for the team's size not to show. */
+template <bool PRUNE>
+__device__ __forceinline__ void weigh_heads(const struct span &p, struct shared *s) {
+    const uint32_t each = p.step * p.stride, units = p.units - !PRUNE;
+
+    for (uint32_t g = 0; g < p.group; g++) {
+        const float peak = s->heads[0][g].x;
+        const float2 newest = __ldcg(&p.newest[g]);
+        double sum = 0;
+        for (uint32_t i = threadIdx.x; i < units; i += THREADS) {
+            const float x = __ldcg(&p.scores[(uint64_t)i * each + g]);
+            sum += (double)exp2_fast((g ? x : score_of(x)) - peak);
+        }
+        sum = p.step * block_sum(s->warp_sum, sum) + (double)newest.y * (double)exp2_fast(newest.x - peak);
+        if (threadIdx.x == 0)
+            s->exact[g] = p.step / (sum * p.group);
+    }
+    __syncthreads();
+}
+
+/* What rounding to the float `share` left over of a unit's share, to 2^-50 of it: 2^TIE_MIDDLE if
+ * nothing. Units' float shares were off by a few of their last bits. */
+__device__ __forceinline__ uint32_t left_over(const struct span &p, const struct shared *s,
+                                              uint32_t i, float share) {
+    const float *from = p.scores + (uint64_t)(p.base + i) * p.step * p.stride;
+    double sum = 0;
+
+    for (uint32_t g = 0; g < p.group; g++) {
+        const float x = __ldcg(&from[g]);
+        sum += (double)exp2_fast((g ? x : score_of(x)) - s->heads[0][g].x) * s->exact[g];
+    }
+    sum = (sum / (double)share - 1) * 0x1p50 + (double)(1u << TIE_MIDDLE);
+    return (uint32_t)fmin(fmax(sum, 0.), (double)UINT32_MAX);
+}
+
+/* Of the units whose word is the cut: *least: what is left over of the last that is marked; -> how
+ * many of those with just that are. What is left over goes to p.shares, which is not needed yet. */
+template <bool PRUNE>
+__device__ __forceinline__ uint32_t rank_ties(const struct span &p, struct shared *s,
+                                              const int32_t *words, struct cut cut,
+                                              uint32_t *least) {
+    uint32_t *const over = p.shares + p.base;
+    uint32_t low = 0, above = 0; /* so many are above all that low may become */
+
+    weigh_heads<PRUNE>(p, s);
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < p.count; i += THREADS)
+        if (words[i] == cut.word)
+            over[i] = left_over(p, s, i, __uint_as_float((uint32_t)cut.word));
+#pragma unroll 1
+    for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
+        uint32_t own = 0;
+#pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < p.count; i += THREADS)
+            own += words[i] == cut.word && over[i] >= (low | bit);
+        const uint32_t all = team_total(s, own);
+        if (all >= cut.ties)
+            low |= bit;
+        else
+            above = all;
+    }
+    *least = low;
+    return cut.ties - above;
+}
+
+/* Mark the best cut.ties of the units whose word is the cut: by what rounding left over, then the
+ * first. */
+template <bool PRUNE, uint32_t HELD>
 static __device__ __noinline__ void mark_ties(const struct span &p, struct shared *s,
                                               struct cut cut) {
     const struct view v = view_of<HELD>(s);
     const uint32_t lane = threadIdx.x % 32;
     const struct run own = run_of(p);
+    const uint32_t *over = p.shares + p.base;
+    uint32_t least = 0;
 
+    if (cut.word)
+        cut.ties = rank_ties<PRUNE>(p, s, v.words, cut, &least);
     for (uint32_t g = own.first; g < own.end; g++) {
-        uint32_t i = 32 * g + lane;
-        uint32_t equal = __ballot_sync(LK_FULL_WARP, i < p.count && v.words[i] == cut.word);
+        const uint32_t i = 32 * g + lane;
+        const bool tied = i < p.count && v.words[i] == cut.word;
+        const uint32_t left = tied && cut.word ? over[i] : 0;
+        const uint32_t equal = __ballot_sync(LK_FULL_WARP, tied && left == least);
+        if (left > least)
+            v.words[i] |= SURE;
         if (lane == 0)
             v.taken[g] = equal;
     }
@@ -583,6 +704,8 @@ static __device__ __noinline__ void mark_ties(const struct span &p, struct share
     }
     __syncthreads();
 }
+
+/* ---- what the cut leaves ---- */
 
 /* Masks of the kept pages; weights of the others, those inside the bracket with them, which are
  * listed, *few; by warp, what there is of them. And the shares are written. */
@@ -753,7 +876,7 @@ __device__ __forceinline__ struct cut cut_pages(const struct span &p, struct sha
     const uint32_t lane = threadIdx.x % 32;
 
     if (b.inside > FEW) {
-        mark_ties<HELD>(p, s, {b.high, b.need});
+        mark_ties<PRUNE, HELD>(p, s, {b.high, b.need});
         b = bracket_of(b.high);
     }
 #pragma unroll 1
@@ -766,7 +889,7 @@ __device__ __forceinline__ struct cut cut_pages(const struct span &p, struct sha
         cut = choose_cut(s, b);
         if (!cut.ties)
             break;
-        mark_ties<HELD>(p, s, cut);
+        mark_ties<PRUNE, HELD>(p, s, cut);
         cut.ties = 0;
         b = bracket_of(cut.word);
     }
@@ -783,20 +906,6 @@ __device__ __forceinline__ uint64_t fixed_share(uint32_t bits) { /* in 2^-60 */
     return (uint64_t)((double)__uint_as_float(bits & SHARE) * 1152921504606846976.);
 }
 
-static __device__ __noinline__ uint64_t block_sum(struct shared *s, uint64_t x) {
-#pragma unroll
-    for (int o = 16; o; o >>= 1)
-        x += __shfl_xor_sync(LK_FULL_WARP, x, o);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0)
-        s->warp_weight[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = 0;
-    for (int i = 0; i < WARPS; i++)
-        x += s->warp_weight[i];
-    return x;
-}
-
 /* How many of the pages kept, best first and forced ones before, reach the target. By the block
  * that holds the others' words in s->list, forced ones as SURE. */
 __device__ uint32_t count_for_target(const struct span &p, struct shared *s) {
@@ -807,7 +916,7 @@ __device__ uint32_t count_for_target(const struct span &p, struct shared *s) {
         uint64_t x = 0;
         for (uint32_t i = threadIdx.x; i < listed; i += THREADS)
             x += (uint32_t)s->list[i] >= least ? fixed_share((uint32_t)s->list[i]) : 0;
-        return block_sum(s, x);
+        return block_sum(s->warp_weight, x);
     };
 
     if (sum_from(0) < target)
@@ -822,7 +931,7 @@ __device__ uint32_t count_for_target(const struct span &p, struct shared *s) {
         count += (uint32_t)s->list[i] > word;
     if (fixed_share(word))
         extra = (uint32_t)((target - above + fixed_share(word) - 1) / fixed_share(word));
-    return (uint32_t)block_sum(s, count) + extra;
+    return block_sum(s->warp_count, count) + extra;
 }
 
 /* Cut again where the mass target needs fewer pages. */
@@ -1188,9 +1297,10 @@ static __device__ __noinline__ void estimate_rest(const struct span &p, struct s
         for (uint32_t i = threadIdx.x; i < kept; i += THREADS)
             add(__ldcg(&p.picks[i].page));
         sum = block_merge(s, sum);
-        rest = 1.f - exp2_fast(sum.x - s->lse[0][g]) * sum.y;
-        sum = make_float2(s->lse[0][g], rest);
-        if (rest <= 1e-5f) {
+        const float peak = s->heads[0][g].x, inverse = s->heads[0][g].y * (float)p.group;
+        rest = fmaf(-exp2_fast(sum.x - peak) * sum.y, inverse, 1.f);
+        sum = make_float2(peak, __fdividef(rest, inverse));
+        if (rest <= REST_LEAST) {
             sum = make_float2(-INFINITY, 0.f);
             for (uint32_t j = threadIdx.x; j < p.units; j += THREADS)
                 if (!(__ldcg(&p.shares[j]) & MARK))

@@ -112,6 +112,40 @@ static void edges(uint32_t many_pages) {
     s.p.close();
 }
 
+/* Each query head has one page, and those pages' shares are equal as floats: which of them are kept
+ * what each head leaves to all others decides. */
+static void peaked(void) {
+    lk_geometry g = {1, 1, 4, 128, 16, 8, LK_BF16};
+    const uint32_t pages = 160;
+    struct scene s;
+    std::vector<request> rows;
+
+    if (skipped(g, processors))
+        return;
+    s.open(g, pages + 8, processors);
+    sequence *q = s.add(0, 16 * pages - 5, 2);
+    s.ready();
+    for (uint32_t i = 0; i < 18; i++) {
+        request r = make(s, q, i % 3 ? LK_FULL : i % 2 ? LK_NESTED : LK_TREE, 4 + i % 2, 0);
+        r.peaked = true;
+        for (uint32_t h = 0; h < 4; h++) {
+            const uint32_t at = 16 * (2 + (uint32_t)(rng() % (pages - 4))) + 8;
+            const uint16_t *key = s.p.at(0, q->pages[at / 16], 0, false, at % 16);
+            const float factor = 22 + 3 * normal();
+            for (uint32_t c = 0; c < 128; c++)
+                r.q[h * 128 + c] = encode(factor * decode(key[c], g.dtype), g.dtype);
+        }
+        rows.push_back(r);
+    }
+    s.run(rows);
+    for (size_t i = 0; i < rows.size(); i++) {
+        char name[40];
+        snprintf(name, sizeof name, "peaked row %zu", i);
+        s.check(rows[i], name);
+    }
+    s.p.close();
+}
+
 /* A row of which each warp of a block of select has more groups of pages than lanes, since a head
  * gets one block; in shared memory, and where its words do not fit there. Nothing is summarised:
  * records of zeros, so that what is kept lies far apart, the first pages and the newest. */
@@ -319,6 +353,7 @@ static void small(void) {
     geometry(96, 16, 4, 3, LK_BF16, 48);
     geometry(256, 8, 8, 12, LK_FP16, 48);
     edges(200);
+    peaked();
     long_spans();
     many_queries();
     other_shared();
@@ -352,6 +387,7 @@ int main(int argc, char **argv) {
         if (strcmp(how, "--quick"))
             all();
         edges(16384);
+        peaked();
         long_spans();
         long_exact();
         many_queries();

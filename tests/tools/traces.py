@@ -80,7 +80,7 @@ def sink(rng):  # a first key that every query looks at
 
 def peaked(rng):  # each head has one page, and those pages' shares differ by what it leaves to all others
     q, k, v = structured(rng, TOKENS, STEPS, 1, 32, 64)
-    return (q * 40, k, v), "F32"
+    return q * 40, k, v
 
 
 TRACES = {
@@ -94,7 +94,8 @@ TRACES = {
     "few": few,
     "outlier": outlier,
     "sink": sink,
-    "peaked-f32": peaked,
+    "peaked-f32": lambda rng: (peaked(rng), "F32"),
+    "peaked-bf16": lambda rng: (peaked(rng), "BF16"),
     "d80": plain(d=80),
     "d96": plain("BF16", d=96),
     "d128": plain("BF16", d=128),
