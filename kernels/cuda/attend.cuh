@@ -208,11 +208,12 @@ __device__ __forceinline__ void load_found(const struct job &j, struct lk_cuda_h
     copy_commit();
 }
 
-/* A query's LSE -> its captured mass. `index`: query_index(); `state`: all its tokens. */
+/* A query's LSE -> its captured mass; no number stays one. `index`: query_index(); `state`: all its
+ * tokens. */
 __device__ __forceinline__ float finish_query(const struct job &j, const struct lk_cuda_head *found,
                                               uint32_t x, uint32_t index,
                                               const struct lk_cuda_stat &state) {
-    const float lse = state.mass > 0 ? state.peak + log2_fast(state.mass) : -INFINITY;
+    const float lse = state.mass == 0 ? -INFINITY : state.peak + log2_fast(state.mass);
 
     if (j.lse)
         j.lse[index] = lse * LK_LN2;
@@ -239,9 +240,9 @@ __device__ __forceinline__ void finish_head(const struct attend_args &a, const s
             sum += v.x + (i + 1 < group ? v.y : 0.f) + (i + 2 < group ? v.z : 0.f) +
                    (i + 3 < group ? v.w : 0.f);
         }
-        sum = fminf(1.f, __fdividef(sum, (float)group)); /* of ones it may be a little more */
-        out = {found->kept, found->sampled, sum,
-               found->sampled ? 0 : (uint32_t)LK_OUT_ESTIMATED};
+        sum = __fdividef(sum, (float)group);    /* of ones it may be a little more than one */
+        sum = sum >= 0 ? fminf(1.f, sum) : 0.f; /* a row with what is no number reports no mass */
+        out = {found->kept, found->sampled, sum, found->sampled ? 0 : (uint32_t)LK_OUT_ESTIMATED};
     }
     *j.result = out;
 }

@@ -166,6 +166,41 @@ static void long_spans(void) {
     }
 }
 
+/* A query that is no number: so are its output and its LSE, and its head reports no mass; other heads
+ * have the same bits as without. */
+static void no_number(uint32_t d) {
+    lk_geometry g = {1, 2, 4, d, 16, 8, LK_BF16};
+    const size_t half = 4 * d; /* values of a KV head's queries */
+    struct scene s;
+    std::vector<request> rows;
+
+    s.open(g, 100, processors);
+    sequence *q = s.add(0, 16 * 60 + 9, 2);
+    s.ready();
+    rows.push_back(make(s, q, LK_FULL, 12, 4));
+    rows.push_back(make(s, q, LK_FULL, 12, 0));
+    rows.push_back(make(s, q, LK_TREE, 4, 1));
+    rows.push_back(s.ask(q));
+    rows.back().exact = 1;
+    rows.push_back(s.ask(q, 3));
+    s.run(rows);
+    std::vector<request> spoiled = rows;
+    for (request &r : spoiled)
+        r.q[7] = 0x7fc0;
+    s.run(spoiled);
+    for (size_t i = 0; i < rows.size(); i++) {
+        const request &r = rows[i], &x = spoiled[i];
+        const float mass = x.result[0].mass, expected = x.plan.scan ? 0.f : 1.f;
+        CHECK(mass == expected, "row %zu: a mass of %g", i, mass);
+        CHECK(std::isnan(x.lse[0]) && std::isnan(x.out[0]) && std::isnan(x.out[d - 1]),
+              "row %zu: LSE %g, out %g", i, x.lse[0], x.out[0]);
+        CHECK(!memcmp(&r.out[half], &x.out[half], half * 4) && !memcmp(&r.lse[4], &x.lse[4], 16) &&
+                  r.result[1].mass == x.result[1].mass,
+              "row %zu: another head has other bits", i);
+    }
+    s.p.close();
+}
+
 /* Rows of many queries, cut into fewer slices than they might; a budget that no scored row may
  * have, on a row that is not scored; no sync word more than needed. */
 static void many_queries(uint32_t head_dim, uint32_t page_tokens, uint32_t dtype, uint32_t tokens) {
@@ -380,6 +415,8 @@ int main(int argc, char **argv) {
     processors = device_or_skip();
     append();
     beside_scored();
+    no_number(128);
+    no_number(80);
     if (!strcmp(how, "--small")) {
         small();
     } else {
