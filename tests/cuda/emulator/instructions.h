@@ -9,6 +9,8 @@
 #define LK_CUDA_TEAM_CUH
 #define LK_CUDA_BOXES_CUH
 
+#include <cstdio>
+
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "cuda_runtime.h"
@@ -38,7 +40,20 @@ template <int N> static inline void raise_registers(void) {
 
 /* ---- copies ---- */
 
+/* A device faults where an address, or a number of bytes, is no multiple. */
+static inline void must_be_multiple(uint64_t x, uint32_t of) {
+    if (x % of == 0)
+        return;
+    printf("emulator: %#llx is no multiple of %u\n", (unsigned long long)x, of);
+    abort();
+}
+static inline void must_be_vectors(uint32_t to, const void *from, uint32_t bytes) {
+    must_be_multiple(to, 16);
+    must_be_multiple((uint64_t)from, 16);
+    must_be_multiple(bytes, 16);
+}
 static inline void copy_async(uint32_t to, const void *from) {
+    must_be_vectors(to, from, 16);
     emulated::copy_late(at_address(to), from, 16);
 }
 static inline void copy_word(uint32_t *to, const uint32_t *from) {
@@ -52,7 +67,8 @@ template <int N> static inline void copy_wait(void) {
 }
 static inline void prefetch_line(const void *) {
 }
-static inline void prefetch_bytes(const void *, uint32_t) {
+static inline void prefetch_bytes(const void *from, uint32_t bytes) {
+    must_be_vectors(0, from, bytes);
 }
 
 /* ---- tensor cores ---- */
@@ -129,6 +145,7 @@ static inline uint32_t transpose_8x8(uint32_t x) {
 /* Word `i` of lane 4 r + c: of matrix i row r, columns 2c and 2c + 1, or transposed. */
 static inline void take_matrices(uint32_t x[4], const void *row, bool transposed) {
     const uint64_t at = (uint64_t)row;
+    must_be_multiple(at, 16);
     const struct emulated::packet *lane =
         emulated::meet_warp({{(uint32_t)at, (uint32_t)(at >> 32)}});
     const uint32_t r = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
@@ -215,6 +232,7 @@ static inline uint32_t add_in_order(uint32_t *word, uint32_t x) {
 /* ---- barriers ---- */
 
 static inline void bar_init(uint32_t bar, uint32_t arrivals) {
+    must_be_multiple(bar, 8);
     emulated::barrier_init(barrier_at(bar), arrivals);
 }
 static inline void bar_arrive(uint32_t bar) {
@@ -244,6 +262,7 @@ static inline void bar_some(uint32_t threads) {
     emulated::meet_some(threads);
 }
 static inline void start_copy(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t bar) {
+    must_be_vectors(to, from, bytes);
     if (emulated::arch() >= 900)
         emulated::send_late(at_address(to), from, NULL, bytes, barrier_at(bar));
     else
@@ -276,6 +295,7 @@ static inline void start_box(const struct boxes &b, uint32_t to, uint32_t row, u
                              uint32_t bar) {
     const uint8_t *from = b.base + ((uint64_t)block * b.block_rows + row) * b.row_bytes;
 
+    must_be_multiple(to, BOX_ALIGN);
     for (uint32_t i = 0; i < b.box_rows * b.row_bytes / 16; i++) {
         const uint32_t at = to + 16 * i, column = i / 8 / b.box_rows, in = i / 8 % b.box_rows;
         emulated::send_late(at_address(at ^ (at >> 7 & 7) << 4),
