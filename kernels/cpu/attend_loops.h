@@ -294,7 +294,7 @@ LK_INLINE lanes exp2_lanes(lanes x) {
     lanes bound = lanes_max(lanes_set(-126.f), x); /* a NaN stays */
     lanes shifted = bound + 0x1.8p23f;             /* its low bits: the nearest integer */
     lanes y = exp2_near(bound - (shifted - 0x1.8p23f));
-    y *= (lanes)(((ilanes)shifted << 23) + 0x3f800000);
+    y *= (lanes)(((ulanes)shifted << 23) + 0x3f800000); /* of a NaN any bits: the product is one */
     return (lanes)((ilanes)y & ~gone);
 #endif
 }

@@ -33,6 +33,7 @@
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t ilanes __attribute__((vector_size(4 * LANES)));
+typedef uint32_t ulanes __attribute__((vector_size(4 * LANES)));
 typedef double wide __attribute__((vector_size(4 * LANES))); /* half as many doubles */
 typedef int64_t iwide __attribute__((vector_size(4 * LANES)));
 typedef float half_lanes __attribute__((vector_size(2 * LANES)));
