@@ -38,33 +38,87 @@ static uint64_t meminfo_available(void) {
     return found ? kilobytes * 1024 : UINT64_MAX;
 }
 
-/* The lowest memory.max of the control groups this process is in. */
-static uint64_t group_limit(void) {
-    char line[3072] = "", path[4096];
-    uint64_t limit = UINT64_MAX, value;
-    FILE *file = fopen("/proc/self/cgroup", "re");
-    if (!file)
+/* A control group's files, of the second version and of the first. What it keeps of files can be
+ * taken from it; shared memory is not among that. */
+struct group_files {
+    const char *limit, *used, *inactive, *active; /* the latter two are lines of memory.stat */
+};
+static const struct group_files second_version = {"memory.max", "memory.current", "inactive_file",
+                                                  "active_file"};
+static const struct group_files first_version = {"memory.limit_in_bytes", "memory.usage_in_bytes",
+                                                 "total_inactive_file", "total_active_file"};
+
+/* The number in a file; of a file of many, that behind `name` (else NULL). -> whether there is one.
+ */
+static bool read_number(const char *folder, const char *file, const char *name, uint64_t *ret) {
+    char path[4096], line[128];
+    bool found = false;
+    if (snprintf(path, sizeof(path), "%s/%s", folder, file) >= (int)sizeof(path))
+        return false;
+    FILE *from = fopen(path, "re");
+    size_t length = name ? strlen(name) : 0;
+    while (from && !found && fgets(line, sizeof(line), from))
+        found = (!name || (strncmp(line, name, length) == 0 && line[length] == ' ')) &&
+                sscanf(line + length, "%" SCNu64, ret) == 1;
+    if (from)
+        fclose(from);
+    return found;
+}
+
+/* What one group may still take. */
+static uint64_t group_left(const char *folder, const struct group_files *files) {
+    uint64_t limit, used, inactive = 0, active = 0;
+    if (!read_number(folder, files->limit, NULL, &limit))
+        return UINT64_MAX; /* "max", or no such group */
+    if (!read_number(folder, files->used, NULL, &used))
         return limit;
-    while (fgets(line, sizeof(line), file) && strncmp(line, "0::", 3) != 0)
-        line[0] = 0;
-    fclose(file);
-    line[strcspn(line, "\n")] = 0;
-    for (char *name = line + 3; *line; *strrchr(name, '/') = 0) {
-        snprintf(path, sizeof(path), "/sys/fs/cgroup%s/memory.max", name);
-        file = fopen(path, "re");
-        if (file && fscanf(file, "%" SCNu64, &value) == 1 && value < limit)
-            limit = value;
-        if (file)
-            fclose(file);
-        if (!strchr(name, '/'))
-            break;
+    read_number(folder, "memory.stat", files->inactive, &inactive);
+    read_number(folder, "memory.stat", files->active, &active);
+    used = used > inactive + active ? used - inactive - active : 0;
+    return limit > used ? limit - used : 0;
+}
+
+/* The least that the group at `path` and those it lies in leave. path is spoiled. */
+static uint64_t groups_left(const char *root, char *path, const struct group_files *files) {
+    char folder[3584], *slash;
+    uint64_t least = UINT64_MAX;
+    do {
+        snprintf(folder, sizeof(folder), "%s%s", root, path);
+        uint64_t left = group_left(folder, files);
+        least = left < least ? left : least;
+        slash = strrchr(path, '/');
+        if (slash)
+            *slash = 0;
+    } while (slash);
+    return least;
+}
+
+uint64_t lk_memory_groups_left(const char *list, const char *root) {
+    char line[3072], folder[512];
+    uint64_t least = UINT64_MAX;
+    FILE *file = fopen(list, "re");
+    while (file && fgets(line, sizeof(line), file)) { /* "0::PATH", "4:memory:PATH" */
+        line[strcspn(line, "\n")] = 0;
+        char *names = strchr(line, ':'), *path = names ? strchr(names + 1, ':') : NULL;
+        if (!path)
+            continue;
+        bool second = path == names + 1;
+        *path++ = 0;
+        if (!second && !strstr(names, "memory"))
+            continue;
+        snprintf(folder, sizeof(folder), "%s%s", root, second ? "" : "/memory");
+        uint64_t left = groups_left(folder, path, second ? &second_version : &first_version);
+        least = left < least ? left : least;
     }
-    return limit;
+    if (file)
+        fclose(file);
+    return least;
 }
 
 uint64_t lk_memory_available(void) {
-    uint64_t available = meminfo_available(), limit = group_limit();
-    return available < limit ? available : limit;
+    uint64_t available = meminfo_available();
+    uint64_t left = lk_memory_groups_left("/proc/self/cgroup", "/sys/fs/cgroup");
+    return available < left ? available : left;
 }
 
 const char *lk_memory_invalid(const struct lk_config *config, char *text, size_t bytes) {

@@ -11,9 +11,12 @@
 
 /* "5.0 GiB" -> text */
 const char *lk_memory_text(uint64_t bytes, char text[16]);
-/* Bytes that can be taken without swapping: MemAvailable, less where a control group allows less.
+/* Bytes that can be taken without swapping: MemAvailable, less where a control group has less left.
  * UINT64_MAX: the kernel does not say. */
 uint64_t lk_memory_available(void);
+/* What the control groups named in `list` (as /proc/self/cgroup), mounted under `root`, leave: the
+ * limit of each less what it uses. UINT64_MAX: there is no limit. */
+uint64_t lk_memory_groups_left(const char *list, const char *root);
 
 /* Before anything is touched: do the pools fit? NULL, or a sentence with both numbers. */
 const char *lk_memory_invalid(const struct lk_config *config, char *text, size_t bytes);

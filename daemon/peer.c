@@ -28,6 +28,9 @@
 #define MESSAGES_PER_TURN 8 /* then the others' turn */
 #define SECOND_NS         UINT64_C(1000000000)
 
+/* Of memory, no client's: with the last page taken the kernel ends the daemon at its next. */
+#define SPARE_BYTES (UINT64_C(32) << 20)
+
 union message {
     struct lk_message head;
     struct lk_hello hello;
@@ -239,7 +242,8 @@ static int make_memory(const struct lk_server *server, const struct lk_hello *he
     int rc = lk_segment_sizes(hello->sq_entries, arena, &sizes, why, bytes);
     if (rc)
         return rc;
-    if (sizes.arena_bytes > available) {
+    available = available > SPARE_BYTES ? available - SPARE_BYTES : 0;
+    if (sizes.arena_bytes + sizes.submission_bytes + sizes.completion_bytes > available) {
         snprintf(why, bytes, "an arena of %s was asked for, %s of memory are available",
                  lk_memory_text(sizes.arena_bytes, want), lk_memory_text(available, have));
         return -ENOMEM;
