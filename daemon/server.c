@@ -45,6 +45,7 @@ void lk_server_block_signals(void) {
     our_signals(&set);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGUSR1, SIG_IGN); /* guard.c's once there was a client, and no more harm before */
     signal(SIGXFSZ, SIG_IGN); /* memory beyond ulimit -f is refused, as any other */
 }
 

@@ -75,6 +75,20 @@ START_TEST(starts_says_what_it_is_and_stops) {
 }
 END_TEST
 
+/* Its timers' signal (guard.c), sent by somebody else: before the first client as behind it. */
+START_TEST(a_stray_signal_of_its_own_ends_nothing) {
+    struct rig rig;
+    rig_start(&rig, NULL);
+    for (int i = 0; i < 2; i++) {
+        kill(rig.pid, SIGUSR1);
+        rig_sleep(0.1);
+        json_decref(ask(&rig, "status"));
+    }
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
 /* What the daemon opens gets none of the numbers of its streams: it would be logged into. */
 START_TEST(starts_without_streams) {
     struct rig rig;
@@ -763,6 +777,7 @@ int main(void) {
     TCase *life = tcase_create("life");
     tcase_set_timeout(life, 60);
     tcase_add_test(life, starts_says_what_it_is_and_stops);
+    tcase_add_test(life, a_stray_signal_of_its_own_ends_nothing);
     tcase_add_test(life, starts_without_streams);
     tcase_add_test(life, warns_of_a_workspace_too_small);
     tcase_add_test(life, stops_while_it_starts);
