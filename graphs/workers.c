@@ -26,7 +26,8 @@
 #include "clock.h"
 
 #define LINE          64
-#define SPINS_A_CLOCK 64 /* pauses between two looks at the clock: some 3 us */
+#define SPINS_A_CLOCK 64        /* pauses between two looks at the clock: some 3 us */
+#define STACK_BYTES   (8 << 20) /* a build takes up to 1.3 MiB, whatever `ulimit -s` says */
 
 struct lk_workers {
     _Alignas(LINE) _Atomic uint64_t ticket; /* epoch << 32 | next task */
@@ -130,6 +131,18 @@ static void pin(pthread_t thread, int cpu) {
     pthread_setaffinity_np(thread, sizeof set, &set); /* a wish: a narrower cpuset may refuse it */
 }
 
+static int start(struct lk_workers *w) {
+    pthread_attr_t attributes;
+    int error = pthread_attr_init(&attributes);
+
+    if (error)
+        return error;
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    error = pthread_create(&w->thread[w->started], &attributes, worker, w);
+    pthread_attr_destroy(&attributes);
+    return error;
+}
+
 int lk_workers_open(const struct lk_workers_options *options, struct lk_workers **ret) {
     int error = 0;
 
@@ -141,7 +154,7 @@ int lk_workers_open(const struct lk_workers_options *options, struct lk_workers 
         return -ENOMEM;
     *w = (struct lk_workers){.options = *options};
     for (; w->started < options->threads; w->started++) {
-        error = pthread_create(&w->thread[w->started], NULL, worker, w);
+        error = start(w);
         if (error)
             goto fail;
         pthread_setname_np(w->thread[w->started], "locksd-worker");

@@ -117,6 +117,8 @@ for budget in 16 640; do
     ends 0 "$values" "$replay" --device "$device" --trace "$work/some" --budget $budget --compare
     grep -q -e '-nan' "$work/said" && fail "a figure that is -nan: $(grep -e '-nan' "$work/said")"
 done
+# The kernels take more stack than a small limit gives a thread.
+ends 0 'a step took' bash -c "ulimit -s 128; exec $replay --device $device --trace $work/good --budget 16"
 ends 0 '1 layer of 40 tokens, 8 steps, 2 KV heads' "$replay" --device "$device" --trace "$work/good" --budget 16 --compare
 grep -q '1 page of 16' "$work/said" || fail "no '1 page' in: $(cat "$work/said")"
 grep -q ' 0[.]00 ns' "$work/said" && fail "no time, to two digits: $(cat "$work/said")"
