@@ -22,10 +22,11 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define LINE_BYTES     200                 /* of libinih, terminator included */
-#define FILE_BYTES_MAX (UINT64_C(1) << 20) /* far more than any that is meant */
-#define GIB            (UINT64_C(1) << 30)
-#define TIB            (UINT64_C(1) << 40)
+#define LINE_BYTES      200                 /* of libinih, terminator included */
+#define FILE_BYTES_MAX  (UINT64_C(1) << 20) /* far more than any that is meant */
+#define BYTE_ORDER_MARK "\xef\xbb\xbf"      /* of UTF-8: some editors begin a file with it */
+#define GIB             (UINT64_C(1) << 30)
+#define TIB             (UINT64_C(1) << 40)
 
 enum type {
     TEXT,   /* char[high], at least low characters */
@@ -463,7 +464,8 @@ static char *read_line(char *text, int bytes, void *context) {
                                "the line is longer than %d characters", LINE_BYTES - 2);
         return NULL;
     }
-    size_t indent = strspn(text, " \t");
+    size_t mark = source->place.line == 1 && strncmp(text, BYTE_ORDER_MARK, 3) == 0 ? 3 : 0;
+    size_t indent = mark + strspn(text + mark, " \t\r\f\v");
     memmove(text, text + indent, length - indent + 1);
     if (*text == '[')
         check_section(source, text);

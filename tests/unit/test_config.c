@@ -156,6 +156,8 @@ static const struct {
     {"[limits]\nmax_arena = no\n", 2,
      "'no' is not a number that may end in K, M, G or T, as in 64G, between 64K and 1T"},
     {"[pool p]\nlayers = 2\n\n[pool  p]\n", 4, "a second [pool  p]: the first is in line 1"},
+    {"\xef\xbb\xbf[pool p]\n[pool p]\n", 2, "a second [pool p]: the first is in line 1"},
+    {"[daemon]\ngpu = 0\n\rthreads = x\n", 3, "[daemon] threads: 'x' is not a number"},
     {"[daemon] threads = 4\n", 1, "behind a section's ']' there is more"},
     {"[pool p]x\nlayers = 2\n", 1, "a key has a line of its own"},
     {"[daemon]\nthreads = 4\ngpu = 1\nthreads = 4\n", 4,
