@@ -14,7 +14,7 @@
 
 #define MIB (UINT64_C(1) << 20)
 
-static char root[] = "/tmp/locksd-memory.XXXXXX";
+static char root[32];
 
 __attribute__((format(printf, 2, 3))) static void put(const char *name, const char *format, ...) {
     char path[256];
@@ -42,6 +42,7 @@ static uint64_t left(const char *list) {
 }
 
 static void open_tree(void) {
+    snprintf(root, sizeof(root), "/tmp/locksd-memory.XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(root));
     make("a");
     make("a/b");
