@@ -4,6 +4,7 @@
  */
 #include "replay.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,6 +74,11 @@ void replay_run_free(struct replay_run *run) {
     *run = (struct replay_run){0};
 }
 
+/* A target so small that it would round to 0, which is none, stays one. */
+static float mass_target(double mass) {
+    return mass > 0 && mass < (double)FLT_MIN ? FLT_MIN : (float)mass;
+}
+
 static void make_step(struct player *p) {
     const struct replay_options *o = p->options;
     p->step = (struct locks_step){.pool = p->bed->pool.index,
@@ -81,7 +87,7 @@ static void make_step(struct player *p) {
                                              : o->sampled == 0 ? LOCKS_SAMPLED_NONE
                                                                : (int32_t)o->sampled,
                                   .scan = o->scan,
-                                  .mass_target = (float)o->mass,
+                                  .mass_target = mass_target(o->mass),
                                   .dense_below = o->dense ? UINT32_MAX : 0};
 }
 

@@ -63,6 +63,7 @@ trace("d100", q=tensor(8, 4, 100), k=tensor(40, 2, 100), v=tensor(40, 2, 100))
 trace("group33", q=tensor(8, 66, 64))
 trace("heads300", q=tensor(8, 300, 64), k=tensor(40, 300, 64), v=tensor(40, 300, 64))
 trace("no-prompt", q=tensor(40, 4, 64))
+trace("longer", k=tensor(100, 2, 64), v=tensor(100, 2, 64))
 trace("one", q=tensor(1, 4, 64), k=tensor(1, 2, 64), v=tensor(1, 2, 64))
 write(f"{folder}/other.safetensors", {"weight": tensor(3, 3)})
 write(f"{folder}/prefixed.safetensors", {f"model.layers.{i}.q": tensor(8, 4, 64) for i in range(6)})
@@ -128,6 +129,13 @@ LOCKSD=$work/nothing refused 69 "$work/nothing cannot be run" --trace "$(at good
 LOCKSD=/bin/false refused 69 'it said nothing' --trace "$(at good)"
 
 "$replay" --device "$device" --trace "$(at good)" --budget 1K 2>/dev/null | grep -qF 'budget 1024 tokens' || fail '--budget 1K'
+
+# A mass target below the smallest float is not none: four pages are kept, of a budget of eight.
+for mass in 1e-30 1e-46 1e-320; do
+    "$replay" --device "$device" --trace "$(at longer)" --page-tokens 8 --budget 64 --mass "$mass" --out "$work/$mass" >/dev/null 2>&1 ||
+        fail "--mass $mass"
+    cmp "$work/1e-30" "$work/$mass" || fail "--mass $mass is no target"
+done
 
 # Smallest traces: every query from the first token on; one token.
 for name in good no-prompt one; do
