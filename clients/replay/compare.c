@@ -24,14 +24,12 @@
 #include <string.h>
 #include <sysexits.h>
 
+#include "../../kernels/kernels.h"
 #include "../common/parallel.h"
 #include "../common/progress.h"
 
 #define CARRIER 0.01 /* a carrier page has so much of the weight */
 #define LANES   4
-/* The daemon refuses pools beyond these; it has already served the trace. */
-#define GROUP_MAX    32
-#define HEAD_DIM_MAX 256
 
 typedef float vec __attribute__((vector_size(16), aligned(4)));
 
@@ -57,13 +55,13 @@ struct scene {
 
 /* Of one thread. */
 struct scratch {
-    float *weight;        /* [group][tokens]: exp(logit - largest) */
-    double *mass;         /* [group][pages]: exact shares, then a selector's scores */
-    double *share, *rank; /* [pages]: exact, and a selector's; means over the group */
-    float *chosen;        /* [pages]: 0 not read, 1 kept, else the sample's weight */
-    uint32_t *order;      /* [pages] */
-    double *exact, *out;  /* [group][d] */
-    double total[GROUP_MAX];
+    float *logit;               /* [group][tokens] */
+    double *mass;               /* [group][pages]: exact shares, then a selector's scores */
+    double *share, *rank;       /* [pages]: exact, and a selector's; means over the group */
+    float *chosen;              /* [pages]: 0 not read, 1 kept, else the sample's weight */
+    uint32_t *order;            /* [pages] */
+    double *exact, *out;        /* [group][d] */
+    double total[LK_GROUP_MAX]; /* none is larger: the daemon has served the trace */
 };
 
 /* ---- a layer's planes ---- */
@@ -159,7 +157,7 @@ static float envelope(const float *q, const float *low, const float *high, uint3
 /* out[d] += sum of weight[i] * values[i] over `count` tokens, times scale. */
 static void gather(const float *values, const float *weight, uint64_t count, uint32_t d,
                    double scale, double *out) {
-    float part[HEAD_DIM_MAX] = {0};
+    float part[LK_HEAD_DIM_MAX] = {0};
     for (uint64_t i = 0; i < count; i++)
         for (uint32_t c = 0; c < d; c += LANES)
             *(vec *)(part + c) += weight[i] * *(const vec *)(values + i * d + c);
@@ -183,7 +181,7 @@ static uint64_t page_count(const struct row *r, uint64_t page) {
     return left < b ? left : b;
 }
 
-/* Exact weights and shares of pages. */
+/* Logits, and shares of pages. */
 static void weigh(const struct row *r) {
     const struct replay_trace *t = r->scene->trace;
     struct scratch *x = r->scratch;
@@ -191,17 +189,17 @@ static void weigh(const struct row *r) {
     double scale = 1 / sqrt(d);
     memset(x->share, 0, r->pages * sizeof(*x->share));
     for (uint32_t g = 0; g < t->group; g++) {
-        float *w = x->weight + g * t->tokens, largest = -FLT_MAX;
+        float *z = x->logit + g * t->tokens, largest = -FLT_MAX;
         double *mass = x->mass + g * (r->scene->pages + 1);
         for (uint64_t i = 0; i < r->tokens; i++) {
-            w[i] = (float)(scale * dot(r->q + (uint64_t)g * d, r->k + i * d, d));
-            largest = w[i] > largest ? w[i] : largest;
+            z[i] = (float)(scale * dot(r->q + (uint64_t)g * d, r->k + i * d, d));
+            largest = z[i] > largest ? z[i] : largest;
         }
         x->total[g] = 0;
         for (uint64_t j = 0; j < r->pages; j++) {
             mass[j] = 0;
             for (uint64_t i = j * b; i < j * b + page_count(r, j); i++)
-                mass[j] += w[i] = expf(w[i] - largest);
+                mass[j] += expf(z[i] - largest);
             x->total[g] += mass[j];
         }
         for (uint64_t j = 0; j < r->pages; j++)
@@ -209,23 +207,37 @@ static void weigh(const struct row *r) {
     }
 }
 
+/* Of the chosen pages alone: beside a page that was missed all of theirs may be nothing. */
+static float largest_chosen(const struct row *r, const float *logit, const float *chosen) {
+    uint32_t b = r->scene->options->page_tokens;
+    float largest = -FLT_MAX;
+    for (uint64_t j = 0; j < r->pages; j++)
+        for (uint64_t i = 0; (!chosen || chosen[j] != 0) && i < page_count(r, j); i++)
+            largest = logit[j * b + i] > largest ? logit[j * b + i] : largest;
+    return largest;
+}
+
 /* Attention over the chosen pages with their weights -> out. */
 static void attend(const struct row *r, const float *chosen, double *out) {
     const struct replay_trace *t = r->scene->trace;
     struct scratch *x = r->scratch;
     uint32_t d = t->head_dim, b = r->scene->options->page_tokens;
+    float weight[LK_PAGE_TOKENS_MAX];
     memset(out, 0, (size_t)t->group * d * sizeof(*out));
     for (uint32_t g = 0; g < t->group; g++) {
-        const float *w = x->weight + g * t->tokens;
+        const float *z = x->logit + g * t->tokens;
+        float largest = largest_chosen(r, z, chosen);
         double total = 0;
         for (uint64_t j = 0; j < r->pages; j++) {
             if (chosen && chosen[j] == 0)
                 continue;
             double factor = chosen ? (double)chosen[j] : 1;
             uint64_t count = page_count(r, j);
-            gather(r->v + j * b * d, w + j * b, count, d, factor, out + (uint64_t)g * d);
-            for (uint64_t i = 0; i < count; i++)
-                total += factor * (double)w[j * b + i];
+            for (uint64_t i = 0; i < count; i++) {
+                weight[i] = expf(z[j * b + i] - largest);
+                total += factor * (double)weight[i];
+            }
+            gather(r->v + j * b * d, weight, count, d, factor, out + (uint64_t)g * d);
         }
         for (uint32_t c = 0; c < d; c++)
             out[(uint64_t)g * d + c] /= total;
@@ -297,7 +309,7 @@ static void rank_pages(const struct row *r, enum replay_way way) {
     struct scratch *x = r->scratch;
     uint32_t d = t->head_dim, b = s->options->page_tokens;
     uint64_t last = r->pages - 1; /* perhaps incomplete, so summarised here */
-    float mean[HEAD_DIM_MAX], low[HEAD_DIM_MAX], high[HEAD_DIM_MAX];
+    float mean[LK_HEAD_DIM_MAX], low[LK_HEAD_DIM_MAX], high[LK_HEAD_DIM_MAX];
     double scale = 1 / sqrt(d);
     summarise(r->k + last * b * d, page_count(r, last), d, mean, low, high);
     memset(x->rank, 0, r->pages * sizeof(*x->rank));
@@ -384,7 +396,7 @@ static void compare_row(void *context, uint64_t task, unsigned thread) {
 static bool make_scratch(const struct scene *s, struct scratch *ret) {
     const struct replay_trace *t = s->trace;
     uint64_t pages = s->pages + 1, values = (uint64_t)t->group * t->head_dim;
-    ret->weight = malloc(t->group * t->tokens * sizeof(*ret->weight));
+    ret->logit = malloc(t->group * t->tokens * sizeof(*ret->logit));
     ret->mass = malloc(t->group * pages * sizeof(*ret->mass));
     ret->share = malloc(pages * sizeof(*ret->share));
     ret->rank = malloc(pages * sizeof(*ret->rank));
@@ -392,12 +404,12 @@ static bool make_scratch(const struct scene *s, struct scratch *ret) {
     ret->order = malloc(pages * sizeof(*ret->order));
     ret->exact = malloc(values * sizeof(*ret->exact));
     ret->out = malloc(values * sizeof(*ret->out));
-    return ret->weight && ret->mass && ret->share && ret->rank && ret->chosen && ret->order &&
+    return ret->logit && ret->mass && ret->share && ret->rank && ret->chosen && ret->order &&
            ret->exact && ret->out;
 }
 
 static void free_scratch(struct scratch *x) {
-    free(x->weight);
+    free(x->logit);
     free(x->mass);
     free(x->share);
     free(x->rank);

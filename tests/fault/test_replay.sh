@@ -65,6 +65,9 @@ trace("heads300", q=tensor(8, 300, 64), k=tensor(40, 300, 64), v=tensor(40, 300,
 trace("no-prompt", q=tensor(40, 4, 64))
 trace("longer", k=tensor(100, 2, 64), v=tensor(100, 2, 64))
 trace("one", q=tensor(1, 4, 64), k=tensor(1, 2, 64), v=tensor(1, 2, 64))
+needle = np.zeros((40, 2, 64))
+needle[5] = 20
+trace("sharp", q=("F16", (8, 4, 64), stored(np.full((8, 4, 64), 2.0), "F16")), k=("F16", needle.shape, stored(needle, "F16")))
 write(f"{folder}/other.safetensors", {"weight": tensor(3, 3)})
 write(f"{folder}/prefixed.safetensors", {f"model.layers.{i}.q": tensor(8, 4, 64) for i in range(6)})
 write(f"{folder}/nothing.safetensors", {})
@@ -136,6 +139,11 @@ for mass in 1e-30 1e-46 1e-320; do
         fail "--mass $mass"
     cmp "$work/1e-30" "$work/$mass" || fail "--mass $mass is no target"
 done
+
+# What --compare says of a selector is a number, though it missed a key beside which all it chose is nothing.
+"$replay" --device "$device" --trace "$(at sharp)" --budget 16 --compare --json >"$work/stdout" 2>"$work/stderr" ||
+    fail "sharp: $(cat "$work/stderr")"
+grep -q '"output_error": null' "$work/stdout" && fail 'an error of a selector is no number'
 
 # Smallest traces: every query from the first token on; one token.
 for name in good no-prompt one; do
