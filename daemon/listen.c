@@ -9,6 +9,7 @@
 #include <libgen.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/socket.h>
@@ -144,9 +145,17 @@ static int take_path(int fd, const char *path, char *why, size_t bytes) {
 
 int lk_listener_open(const char *path, struct lk_listener *ret, char *why, size_t why_bytes) {
     struct stat file;
+    const char *said = getenv("LISTEN_FDS");
+    char listen_fds[32];
+    snprintf(listen_fds, sizeof(listen_fds), "%s", said ? said : ""); /* the next call unsets it */
     int passed = sd_listen_fds(1);
     if (passed > 0)
         return take_passed(passed, ret, why, why_bytes);
+    if (passed < 0) {
+        snprintf(why, why_bytes, "no socket can be taken from LISTEN_FDS=%s: %s", listen_fds,
+                 strerror(-passed));
+        return passed;
+    }
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) {
         int rc = -errno;

@@ -131,6 +131,23 @@ START_TEST(the_longest_path) {
 }
 END_TEST
 
+/* Who passes a socket badly would otherwise find a daemon that listens elsewhere. */
+START_TEST(what_is_passed_badly_is_refused) {
+    static const char *const bad[] = {"two", "-1", "1"}; /* 3 is closed */
+    char pid[16];
+    snprintf(pid, sizeof(pid), "%d", getpid());
+    close(3);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        setenv("LISTEN_PID", pid, 1);
+        setenv("LISTEN_FDS", bad[i], 1);
+        ck_assert_int_lt(lk_listener_open(path, &listener, why, sizeof(why)), 0);
+        ck_assert_ptr_nonnull(strstr(why, "no socket can be taken from LISTEN_FDS="));
+        ck_assert_ptr_nonnull(strstr(why, bad[i]));
+        expect_empty();
+    }
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("listen");
     TCase *tcase = tcase_create("all");
@@ -140,6 +157,7 @@ int main(void) {
     tcase_add_test(tcase, what_is_others_stays);
     tcase_add_test(tcase, nothing_is_left_of_a_start_that_fails);
     tcase_add_test(tcase, the_longest_path);
+    tcase_add_test(tcase, what_is_passed_badly_is_refused);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
