@@ -89,7 +89,7 @@ static void replace_device(struct lk_intake *intake, void *argument) {
 static void setup(void) {
     char why[256] = "";
     inlet_config(&config, 512);
-    config.fence_ms = 200;
+    config.fence_ms = 60000; /* nothing below is too slow for it */
     inlet_open(&inlet, &config);
     lk_intake_call(inlet.intake, replace_device, NULL);
     ck_assert_int_eq(inlet_connect(&inlet, &client, 1, 64, 0), 0);
@@ -118,9 +118,9 @@ static uint64_t held(uint32_t fence) {
 static void raise_to(uint32_t fence, uint64_t value) {
     lk_store_release64(word(fence), value);
 }
-/* Within a second. */
+/* Within half a minute. */
 static void expect_raised(uint32_t fence, uint64_t value) {
-    for (int i = 0; i < 10000 && held(fence) < value; i++)
+    for (int i = 0; i < 300000 && held(fence) < value; i++)
         usleep(100);
     ck_assert_uint_eq(held(fence), value);
 }
@@ -280,6 +280,8 @@ START_TEST(a_stuck_fence_is_refused_in_time) {
     float *out;
     uint64_t mine = inlet_create(&client), theirs = inlet_create(&other), position = 0;
     struct lk_cqe cqe;
+    config.fence_ms = 200;
+    lk_intake_limits(inlet.intake, &config);
     raise_to(1, 3);
     make_decode(&client, mine, 0, &out);
     uint64_t begun = lk_intake_now_ns();
@@ -298,7 +300,7 @@ START_TEST(a_stuck_fence_is_refused_in_time) {
     inlet_refused(cqe, LK_REASON_FENCE, 3, 5, WHOLE);
     ck_assert_int_eq(cqe.status, -ETIMEDOUT);
     ck_assert_uint_ge(took, UINT64_C(200000000));
-    ck_assert_uint_lt(took, UINT64_C(5000000000));
+    ck_assert_uint_lt(took, UINT64_C(30000000000));
     expect_raised(2, 9); /* its kernels do not wait for ever */
     inlet_must(next(&client, 2));
     make_decode(&client, mine, 0, &out); /* nothing was appended */
@@ -309,11 +311,15 @@ END_TEST
 START_TEST(a_sleeping_daemon_looks_now_and_then) {
     submit_barrier(&client, 1, (struct fences){.wait = 1, .wait_value = 1});
     expect_nothing(&client, 0.01);
-    uint64_t before = __atomic_load_n(&asked, __ATOMIC_RELAXED);
-    expect_nothing(&client, 0.1);
-    uint64_t looks = __atomic_load_n(&asked, __ATOMIC_RELAXED) - before;
+    uint64_t before = __atomic_load_n(&asked, __ATOMIC_RELAXED), looks = 0, ms = 0;
+    uint64_t begun = lk_intake_now_ns();
+    while (ms < 100 || (looks < 10 && ms < 30000)) {
+        expect_nothing(&client, 0.01);
+        looks = __atomic_load_n(&asked, __ATOMIC_RELAXED) - before;
+        ms = (lk_intake_now_ns() - begun) / 1000000;
+    }
     ck_assert_uint_ge(looks, 10);
-    ck_assert_uint_lt(looks, 1000); /* one a millisecond */
+    ck_assert_uint_lt(looks, 10 * ms); /* one a millisecond */
     raise_to(1, 1);
     inlet_must(next(&client, 1));
     before = __atomic_load_n(&asked, __ATOMIC_RELAXED);

@@ -345,7 +345,7 @@ END_TEST
 
 static bool look_again(struct pair *p) {
     struct pollfd fd = {.fd = p->memory.bell, .events = POLLIN};
-    bool slept_long = poll(&fd, 1, 5000) == 0;
+    bool slept_long = poll(&fd, 1, 30000) == 0;
     lk_bell_drain(p->memory.bell);
     return !slept_long;
 }
@@ -388,7 +388,7 @@ START_TEST(traffic_between_threads) {
         if (collected == sent || lk_ring_client_arm(&p.client))
             continue;
         fd = (struct pollfd){.fd = bell, .events = POLLIN};
-        ck_assert_msg(poll(&fd, 1, 5000) == 1, "a wake-up of the client was lost");
+        ck_assert_msg(poll(&fd, 1, 30000) == 1, "a wake-up of the client was lost");
         lk_bell_drain(bell);
         lk_ring_client_disarm(&p.client);
     }
@@ -520,7 +520,7 @@ static const struct handshake without_barrier = {bare_client_publish, bare_clien
 
 START_TEST(without_the_barrier_a_wake_up_is_lost) {
     uint64_t rounds, lost;
-    if (duel(&without_barrier, 10.0, true, &rounds, &lost))
+    if (duel(&without_barrier, 60.0, true, &rounds, &lost))
         ck_assert_msg(lost > 0, "no wake-up was lost in %ju rounds: this test shows nothing",
                       (uintmax_t)rounds);
 }
@@ -538,7 +538,7 @@ int main(void) {
     tcase_add_loop_test(one, completions_are_never_dropped, 0, STARTS);
     tcase_add_loop_test(one, lies_are_found, 0, STARTS);
     tcase_add_test(one, bell_never_blocks);
-    tcase_set_timeout(two, 60);
+    tcase_set_timeout(two, 120);
     tcase_add_loop_test(two, traffic_between_threads, 0, STARTS);
     tcase_add_test(two, with_the_barrier_no_wake_up_is_lost);
 #ifndef __SANITIZE_THREAD__
