@@ -158,7 +158,7 @@ serve() {
         --set "daemon.device=$device" --set 'pool other.kv_heads=2' --set 'pool other.group=2' --set 'pool other.head_dim=64' \
         --set "pool other.dtype=$1" --set 'pool other.memory=8M' >"$work/daemon.log" 2>&1 &
     daemon=$!
-    for _ in $(seq 100); do grep -q '^ready' "$work/daemon.log" && return; sleep 0.1; done
+    for _ in $(seq 600); do grep -q '^ready' "$work/daemon.log" && return; sleep 0.05; done
     fail "no daemon: $(cat "$work/daemon.log")"
 }
 serve bf16
@@ -180,10 +180,10 @@ for signal in TERM HUP KILL; do
     rm -f "$work/pid"
     LOCKSD=$work/sleeper "$replay" --trace "$(at good)" --out "$work/outs/out" >/dev/null 2>&1 &
     tool=$!
-    for _ in $(seq 100); do [ -s "$work/pid" ] && break; sleep 0.05; done
+    for _ in $(seq 600); do [ -s "$work/pid" ] && break; sleep 0.05; done
     kill -"$signal" "$tool"
     wait "$tool" 2>/dev/null
-    for _ in $(seq 40); do kill -0 "$(cat "$work/pid")" 2>/dev/null || break; sleep 0.05; done
+    for _ in $(seq 600); do kill -0 "$(cat "$work/pid")" 2>/dev/null || break; sleep 0.05; done
     kill -0 "$(cat "$work/pid")" 2>/dev/null && fail "SIG$signal: the daemon lives on" && kill -9 "$(cat "$work/pid")"
     [ "$signal" = KILL ] && rm -rf "$XDG_RUNTIME_DIR"/locksd-private.* # nobody was left to do it
     [ -z "$(ls -A "$XDG_RUNTIME_DIR")" ] || fail "SIG$signal: left behind: $(find "$XDG_RUNTIME_DIR")"

@@ -10,23 +10,31 @@ mkdir "$XDG_RUNTIME_DIR"
 # A child that a signal meets before its command has begun runs the trap too: it is for this shell alone.
 trap '[ "$BASHPID" = $$ ] && { kill $(jobs -p) 2>/dev/null; rm -rf "$work"; }' EXIT
 unset LOCKSD LOCKSD_SOCKET
+exec 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&- # what it was started with counts against small limits below
 failures=0
 fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
 
 ends() { # ends EXIT WORD COMMAND...: with that exit code, and WORD (if any) in what it says
     local want=$1 word=$2 got
     shift 2
-    timeout --kill-after=5 40 "$@" >"$work/said" 2>&1 </dev/null
+    timeout --kill-after=5 100 "$@" >"$work/said" 2>&1 </dev/null
     got=$?
     [ "$got" = "$want" ] || fail "$*: exit $got, not $want: $(tail -n 3 "$work/said")"
     [ -z "$word" ] || grep -qF -- "$word" "$work/said" || fail "$*: no '$word' in: $(tail -n 3 "$work/said")"
 }
-nothing_left() { # nothing_left WHAT: no private daemon, no socket of one
-    for _ in $(seq 100); do
-        [ -z "$(ls "$XDG_RUNTIME_DIR")" ] && ! pgrep -f "locksd.*$XDG_RUNTIME_DIR" >/dev/null && return
+patiently() { # patiently COMMAND...: until it succeeds, for 30 s: that catches what hangs, not a slow machine
+    local end=$((SECONDS + 30)) late=
+    until "$@"; do
+        [ -z "$late" ] || return 1
         sleep 0.05
+        [ "$SECONDS" -lt "$end" ] || late=yes # one more
     done
-    fail "$1 left: $(ls "$XDG_RUNTIME_DIR") $(pgrep -af "locksd.*$XDG_RUNTIME_DIR")"
+}
+is_ready() { grep -q '^ready' "$1"; }
+await_end() { timeout 30 tail --pid="$1" -s 0.05 -f /dev/null; } # await_end PID
+is_clean() { [ -z "$(ls "$XDG_RUNTIME_DIR")" ] && ! pgrep -f "locksd.*$XDG_RUNTIME_DIR" >/dev/null; }
+nothing_left() { # nothing_left WHAT: no private daemon, no socket of one
+    patiently is_clean || fail "$1 left: $(ls "$XDG_RUNTIME_DIR") $(pgrep -af "locksd.*$XDG_RUNTIME_DIR")"
 }
 
 # ---- trace files that lie ----
@@ -145,11 +153,11 @@ pool=(--set "daemon.device=$device")
 for key in layers=1 kv_heads=2 group=2 head_dim=64 memory=64M dtype=fp16; do pool+=(--set "pool a.$key"); done
 "$build/locksd" --config /dev/null --foreground --socket "$hung" "${pool[@]}" >"$work/hung.log" 2>&1 &
 hung_daemon=$!
-for _ in $(seq 200); do grep -q '^ready' "$work/hung.log" && break; sleep 0.05; done
+patiently is_ready "$work/hung.log" || fail "no daemon to hang: $(cat "$work/hung.log")"
 cp "$work/long" "$work/longer" # the other is cut below
 "$replay" --trace "$work/longer" --socket "$hung" --budget 512 >"$work/hung.decoding" 2>&1 &
 decoding=$!
-for _ in $(seq 400); do grep -q 'appending the prompt: done' "$work/hung.decoding" && break; sleep 0.02; done
+patiently grep -q 'appending the prompt: done' "$work/hung.decoding" || fail "no decoding begins: $(cat "$work/hung.decoding")"
 kill -STOP "$hung_daemon"
 timeout 60 "$replay" --trace "$work/good" --socket "$hung" >"$work/hung.replay" 2>&1 &
 hung_replay=$!
@@ -170,12 +178,11 @@ start_long() { # a replay that lasts some seconds, and decodes
     : >"$work/said" # what the last one said is gone before this one is looked at
     env --default-signal=INT,QUIT "$replay" --device "$device" --trace "$work/long" --budget 512 >"$work/said" 2>&1 &
     tool=$!
-    for _ in $(seq 400); do grep -q 'appending the prompt: done' "$work/said" && return; sleep 0.02; done
-    fail "no decoding begins: $(cat "$work/said")"
+    patiently grep -q 'appending the prompt: done' "$work/said" || fail "no decoding begins: $(cat "$work/said")"
 }
-tool_ends() { # tool_ends EXIT WHAT: within 10 s
+tool_ends() { # tool_ends EXIT WHAT
     local got
-    timeout 10 tail --pid="$tool" -s 0.05 -f /dev/null || kill -KILL "$tool"
+    await_end "$tool" || kill -KILL "$tool"
     wait "$tool" 2>/dev/null
     got=$?
     [ "$got" = "$1" ] || fail "$2: exit $got, not $1: $(tail -n 2 "$work/said")"
@@ -198,7 +205,7 @@ start_long; kill -STOP "$(pgrep -P "$tool" locksd)"; sleep 0.2; kill -INT "$tool
 start_long; kill -QUIT "$tool"; tool_ends 131 'SIGQUIT while decoding'
 env --default-signal=INT "$replay" --device "$device" --trace "$work/long" --budget 512 <&- >&- 2>&- & # which it shall not fill
 tool=$!
-for _ in $(seq 100); do [ -n "$(pgrep -P "$tool" locksd)" ] && break; sleep 0.02; done
+patiently pgrep -P "$tool" locksd >/dev/null || fail 'no daemon with closed streams'
 for fd in 0 1 2; do
     [ "$(readlink "/proc/$tool/fd/$fd")" = /dev/null ] || fail "a closed stream became $(readlink "/proc/$tool/fd/$fd")"
 done
@@ -213,19 +220,19 @@ for key in layers=1 kv_heads=1 group=1 head_dim=64 memory=1M; do pool+=(--set "p
 serve=("$build/locksd" --config /dev/null --foreground --socket "$socket")
 "${serve[@]}" "${pool[@]}" >"$work/log" 2>&1 &
 daemon=$!
-for _ in $(seq 200); do grep -q '^ready' "$work/log" && break; sleep 0.05; done
+patiently is_ready "$work/log" || fail "no daemon: $(cat "$work/log")"
 ends 0 '"pools"' "$build/locksctl" --socket "$socket" status --json
 mkfifo "$work/fifo"
 exec 7<>"$work/fifo" # a reader that does not read
 "$build/locksd" --config /dev/null --foreground --socket "$work/unread" "${pool[@]}" 2>"$work/fifo" &
 unread=$!
-for _ in $(seq 200); do "$build/locksctl" --socket "$work/unread" status >"$work/said" 2>&1 && break; sleep 0.05; done
+patiently "$build/locksctl" --socket "$work/unread" status >"$work/said" 2>&1 || fail "no daemon: $(cat "$work/said")"
 timeout 1 cat /dev/zero >"$work/fifo" # which is full now
 ends 70 'has as many files open as it may' bash -c "ulimit -n 4; exec $build/locksctl --socket $socket status"
 ends 69 'has as many files open as it may' bash -c "ulimit -n 6; exec $replay --trace $work/good --socket $socket"
 for verb in drain resume status; do ends 0 '' "$build/locksctl" --socket "$work/unread" $verb; done
 kill "$unread"
-timeout 10 tail --pid="$unread" -s 0.05 -f /dev/null || fail 'a daemon whose log nobody reads does not end'
+await_end "$unread" || fail 'a daemon whose log nobody reads does not end'
 exec 7>&-
 ends 74 'No space left on device' bash -c "exec '$build/locksctl' --socket '$socket' pools >/dev/full"
 [ -e /run/locksd/locksd.sock ] || LOCKSD_SOCKET='' ends 69 'cannot connect to /run/locksd/' "$build/locksctl" pools
@@ -272,8 +279,9 @@ cat >"$work/liar.py" <<'END'
 import os, socket, struct, sys
 
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-listener.bind(sys.argv[1])
+listener.bind(sys.argv[1] + "~")
 listener.listen(8)
+os.rename(sys.argv[1] + "~", sys.argv[1])  # whoever finds it is heard
 while True:  # each question is answered with what the file holds by then
     client = listener.accept()[0]
     client.recv(4096)
@@ -288,7 +296,7 @@ while True:  # each question is answered with what the file holds by then
 END
 liar=$work/liar
 /usr/bin/python3 "$work/liar.py" "$liar" "$work/answer" &
-for _ in $(seq 200); do [ -S "$liar" ] && break; sleep 0.05; done
+patiently [ -S "$liar" ] || fail 'no daemon that lies'
 plain() { ! LC_ALL=C grep -qP '[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]' "$work/said" || fail "$*: control characters: $(cat -v "$work/said")"; }
 answers() { # answers EXIT TEXT: to every verb, and no control character reaches the terminal
     local verb
@@ -316,8 +324,8 @@ hung_ended 69 "$hung_replay" hung.replay 'the daemon did not answer the greeting
 hung_ended 69 "$hung_ctl" hung.ctl 'the daemon did not answer the question within 30000 ms'
 hung_ended 69 "$hung_drain" hung.drain 'a daemon that goes on later will not carry it out'
 kill -CONT "$hung_daemon"
-for _ in $(seq 100); do "$build/locksctl" --socket "$hung" status --json >"$work/said"; grep -q '"clients": 0,' "$work/said" && break; sleep 0.05; done
-grep -q '"clients": 0,' "$work/said" || fail "clients of the daemon that hung are left: $(cat "$work/said")"
+is_alone() { "$build/locksctl" --socket "$hung" status --json >"$work/said" && grep -q '"clients": 0,' "$work/said"; }
+patiently is_alone || fail "clients of the daemon that hung are left: $(cat "$work/said")"
 grep -q '"draining": false' "$work/said" || fail "it drains, though nobody waits for it to: $(cat "$work/hung.log")"
 kill "$hung_daemon"
 wait "$hung_daemon" || fail "the daemon that hung: exit $?"
