@@ -6,6 +6,7 @@
 # the build folder as its argument and in $LOCKSD_BUILD, and the daemon's binary in $LOCKSD. Unit and model
 # tests run side by side, a processor each; those of fault/ and packaging/ look at time and processes, and have
 # the machine to themselves, but for the emulated kernels, which take what these leave idle.
+# The limits of time catch a hang: a machine with other work may take many times as long as one without.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 plain=$1 asan=$2 tsan=$3
@@ -46,7 +47,7 @@ in_build() { # in_build BUILD LABEL SECONDS SIDE_BY_SIDE TEST...: each test, wit
 
 emulated() { # emulated TEST ARCH PROCESSORS SEED [KIB]: the CUDA kernels on the host; threads take turns in order or, with a seed, at random; KIB: shared memory of a block
     LK_EMULATED_ARCH=$2 LK_EMULATED_PROCESSORS=$3 LK_EMULATED_SEED=$4 LK_EMULATED_SHARED=${5:-} \
-        run "emulated sm_${2%0} x $3${5:+ $5 KiB} test_$1" 900 "$plain/emulated/test_$1" --small
+        run "emulated sm_${2%0} x $3${5:+ $5 KiB} test_$1" 3600 "$plain/emulated/test_$1" --small
 }
 
 all_emulated() { # when nothing else wants the processor, so that tests beside it have the machine to themselves still
@@ -64,22 +65,22 @@ ended() { # ended HOW: the names of the tests that did
 }
 
 cores=$(nproc)
-export CK_DEFAULT_TIMEOUT=120 CK_TIMEOUT_MULTIPLIER=1
+export CK_DEFAULT_TIMEOUT=120 CK_TIMEOUT_MULTIPLIER=3
 export LOCKSD_KILLS=1000
-in_build "$plain" plain 300 "$cores" "$plain"/tests/unit/test_* "$plain"/tests/model/test_*
+in_build "$plain" plain 1200 "$cores" "$plain"/tests/unit/test_* "$plain"/tests/model/test_*
 exec {emulated}< <(all_emulated) # is none of this shell's jobs
-in_build "$plain" plain 300 1 "$plain"/tests/fault/test_* tests/fault/test_*.sh tests/packaging/test_*.sh
-LOCKSD_TEST_DTYPE=bf16 in_build "$plain" 'plain bf16' 300 "$cores" "$plain"/tests/unit/test_lease "$plain"/tests/model/test_sequences
-in_build "$plain" cuda 300 1 "$plain"/cuda/test_*
-run 'oracle' 600 tests/tools/check-oracle.sh "$plain" quick
+in_build "$plain" plain 1200 1 "$plain"/tests/fault/test_* tests/fault/test_*.sh tests/packaging/test_*.sh
+LOCKSD_TEST_DTYPE=bf16 in_build "$plain" 'plain bf16' 1200 "$cores" "$plain"/tests/unit/test_lease "$plain"/tests/model/test_sequences
+in_build "$plain" cuda 1200 1 "$plain"/cuda/test_*
+run 'oracle' 3600 tests/tools/check-oracle.sh "$plain" quick
 
-export LOCKSD_KILLS=100 CK_TIMEOUT_MULTIPLIER=4
+export LOCKSD_KILLS=100 CK_TIMEOUT_MULTIPLIER=10
 export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1
-in_build "$asan" 'asan+ubsan' 400 "$cores" "$asan"/tests/unit/test_*
-in_build "$asan" 'asan+ubsan' 400 1 "$asan"/tests/fault/test_*
+in_build "$asan" 'asan+ubsan' 1800 "$cores" "$asan"/tests/unit/test_*
+in_build "$asan" 'asan+ubsan' 1800 1 "$asan"/tests/fault/test_*
 
 export TSAN_OPTIONS=halt_on_error=1
-in_build "$tsan" tsan 400 "$cores" "$tsan"/tests/unit/test_{intake,engine,ring}
+in_build "$tsan" tsan 1800 "$cores" "$tsan"/tests/unit/test_{intake,engine,ring}
 
 cat <&"$emulated"
 ended failed | sed 's/^/failed: /'
