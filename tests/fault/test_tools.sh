@@ -30,7 +30,7 @@ patiently() { # patiently COMMAND...: until it succeeds, for 30 s: that catches 
         [ "$SECONDS" -lt "$end" ] || late=yes # one more
     done
 }
-is_ready() { grep -q '^ready' "$1"; }
+is_ready() { grep -qs '^ready' "$1"; }
 await_end() { timeout 30 tail --pid="$1" -s 0.05 -f /dev/null; } # await_end PID
 is_clean() { [ -z "$(ls "$XDG_RUNTIME_DIR")" ] && ! pgrep -f "locksd.*$XDG_RUNTIME_DIR" >/dev/null; }
 nothing_left() { # nothing_left WHAT: no private daemon, no socket of one
@@ -140,7 +140,8 @@ for tool in "$replay ${good[*]}" "$replay ${good[*]} --json" "$replay --help" "$
     "$build/locks-bench --help"; do
     ends 74 "$(basename "${tool%% *}"): standard output cannot be written: No space left on device" bash -c "exec $tool >/dev/full"
 done
-XDG_RUNTIME_DIR=/proc ends 69 'cannot be made' "$replay" "${good[@]}"
+mkdir "$work/gone" # nothing can be made where a folder was, whoever asks
+ends 69 'cannot be made' bash -c "cd '$work/gone' && rmdir '$work/gone' && XDG_RUNTIME_DIR=/proc/self/cwd exec $replay ${good[*]}"
 ends 69 'Too many open files' bash -c "ulimit -n 5; exec $replay ${good[*]}"
 if nm "$build/locksd" | grep -q __asan_init; then echo 'no limits of memory under AddressSanitizer'; else
     ends 69 'Cannot allocate memory' bash -c "ulimit -v 50000; exec $replay ${good[*]}"
