@@ -16,6 +16,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <sysexits.h>
 #include <unistd.h>
 
@@ -616,11 +617,13 @@ END_TEST
 /* Hellos that wait for a daemon that is stopped: it finds them in one round. */
 static void crowd_in(struct rig *rig, int *ret_fds, int count) {
     struct lk_hello hello = {.major = LK_ABI_MAJOR, .arena_bytes = 16 << 20, .name = "crowd"};
+    int status;
     hello.head = (struct lk_message){LK_ABI_MAGIC, LK_MSG_HELLO, sizeof(hello)};
     for (int i = 0; i < count; i++)
         ret_fds[i] = rig_connect(rig);
     json_decref(ask(rig, "status")); /* they are accepted */
     kill(rig->pid, SIGSTOP);
+    ck_assert_int_eq(waitpid(rig->pid, &status, WUNTRACED), rig->pid);
     for (int i = 0; i < count; i++)
         ck_assert_int_eq(send(ret_fds[i], &hello, sizeof(hello), 0), sizeof(hello));
     while (rig_hears(rig, "", 0.05)) /* what was said before */
