@@ -120,6 +120,8 @@ int lk_client_answer(int socket, uint64_t limit_ns, uint16_t type, struct lk_mes
         return -ETIMEDOUT;
     }
     int r = lk_wire_receive(socket, &packet.head, sizeof(packet), received, fds, why, why_bytes);
+    if (r == -ECONNRESET) /* said where words of ours were left unread: what it sent is behind it */
+        r = lk_wire_receive(socket, &packet.head, sizeof(packet), received, fds, why, why_bytes);
     if (r == -ECONNRESET || r == -EPIPE) {
         snprintf(why, why_bytes, "the daemon is gone: it closed the connection");
         return -ECONNRESET;

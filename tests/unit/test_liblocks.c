@@ -436,6 +436,28 @@ START_TEST(refusals_of_connect) {
 }
 END_TEST
 
+/* Who is refused at the door is hung up on with its greeting unread. The kernel says so before it
+ * hands out the refusal, which was there before. */
+START_TEST(a_refusal_is_read_though_the_greeting_was_not) {
+    struct lk_refused no = {.error = -EACCES, .reason = "user 1000 is not in group locks"};
+    struct lk_welcome welcome;
+    int pair[2], fds[LK_WELCOME_FDS];
+    char why[LK_REASON_BYTES] = "";
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    ck_assert_int_eq(send(pair[0], "hello", 5, 0), 5);
+    lk_wire_head(&no.head, LK_MSG_REFUSED, sizeof(no));
+    ck_assert_int_eq(lk_wire_send(pair[1], &no.head, NULL, 0), 0);
+    close(pair[1]);
+    for (int i = 0; i < 2; i++) {
+        int r = lk_client_answer(pair[0], LK_CLIENT_FOREVER, LK_MSG_WELCOME, &welcome.head,
+                                 sizeof(welcome), fds, LK_WELCOME_FDS, why, sizeof(why));
+        ck_assert_msg(r == (i ? -ECONNRESET : -EACCES), "%d: %s", r, why);
+        ck_assert_str_eq(why, i ? "the daemon is gone: it closed the connection" : no.reason);
+    }
+    close(pair[0]);
+}
+END_TEST
+
 START_TEST(another_version_is_refused_by_both_names) {
     struct locks_options o = {.size = sizeof(o), .socket = fake.path};
     fake.major = 3;
@@ -1257,6 +1279,7 @@ int main(void) {
     tcase_add_checked_fixture(tc, start, stop);
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, refusals_of_connect);
+    tcase_add_test(tc, a_refusal_is_read_though_the_greeting_was_not);
     tcase_add_test(tc, another_version_is_refused_by_both_names);
     tcase_add_test(tc, pools);
     tcase_add_test(tc, administration);
