@@ -37,7 +37,7 @@
 /* For the signal handlers; names are relative to folder. */
 static struct {
     volatile sig_atomic_t pid;
-    char folder[64], socket[80], notify[80], log[80];
+    char folder[64], socket[80], beside[80], notify[80], log[80];
     struct lk_deadly_link chain;
 } running;
 
@@ -94,6 +94,8 @@ static int make_folder(char *why, size_t why_bytes) {
         return refuse(-errno, why, why_bytes, "a private daemon's folder %s cannot be made: %s",
                       running.folder, strerror(errno));
     snprintf(running.socket, sizeof(running.socket), "%s/socket", running.folder);
+    /* Its name until it listens: a daemon killed before that leaves it. */
+    snprintf(running.beside, sizeof(running.beside), "%s/socke~", running.folder);
     snprintf(running.notify, sizeof(running.notify), "%s/notify", running.folder);
     snprintf(running.log, sizeof(running.log), "%s/log", running.folder);
     return 0;
@@ -101,6 +103,7 @@ static int make_folder(char *why, size_t why_bytes) {
 
 static void remove_folder(void) { /* async-signal-safe */
     unlink(running.socket);
+    unlink(running.beside);
     unlink(running.notify);
     unlink(running.log);
     rmdir(running.folder);

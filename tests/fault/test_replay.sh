@@ -171,8 +171,9 @@ serve fp16
 cmp "$work/private" "$work/shared" || fail 'a private and a running daemon differ'
 kill "$daemon"; wait "$daemon"; daemon=
 
-# A private daemon that is never ready dies with the tool, however that dies.
-printf '#!/bin/sh\necho $$ >"%s/pid"\nexec sleep 60\n' "$work" >"$work/sleeper"
+# A private daemon that is never ready dies with the tool, however that dies; what it left beside its socket's path goes too.
+# shellcheck disable=SC2016 # the script expands; its fourth word is the socket
+printf '#!/bin/sh\n: >"${4%%?}~"\necho $$ >"%s/pid"\nexec sleep 60\n' "$work" >"$work/sleeper"
 chmod +x "$work/sleeper"
 mkdir "$work/outs"
 echo before >"$work/outs/out"
