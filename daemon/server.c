@@ -193,13 +193,12 @@ static void note_change(void *context, const char *key, bool taken) {
 }
 
 static void log_changes(const struct changes *changes) {
-    size_t i;
-    json_t *key;
-    json_array_foreach(changes->restart, i, key)
+    for (size_t i = 0; i < json_array_size(changes->restart); i++)
         lk_log(LK_LOG_WARNING, "reload: %s differs in the file, and is taken only by a restart",
-               json_string_value(key));
-    json_array_foreach(changes->taken, i, key)
-        lk_log(LK_LOG_INFO, "reload: %s is changed", json_string_value(key));
+               json_string_value(json_array_get(changes->restart, i)));
+    for (size_t i = 0; i < json_array_size(changes->taken); i++)
+        lk_log(LK_LOG_INFO, "reload: %s is changed",
+               json_string_value(json_array_get(changes->taken, i)));
 }
 
 /* The group may have come, gone or changed its number, whatever the file says. */

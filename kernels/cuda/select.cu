@@ -613,7 +613,8 @@ __device__ __forceinline__ void weigh_heads(const struct span &p, struct shared 
             const float x = __ldcg(&p.scores[(uint64_t)i * each + g]);
             sum += (double)exp2_fast((g ? x : score_of(x)) - peak);
         }
-        sum = p.step * block_sum(s->warp_sum, sum) + (double)newest.y * (double)exp2_fast(newest.x - peak);
+        sum = p.step * block_sum(s->warp_sum, sum) +
+              (double)newest.y * (double)exp2_fast(newest.x - peak);
         if (threadIdx.x == 0)
             s->exact[g] = p.step / (sum * p.group);
     }

@@ -166,8 +166,8 @@ static void long_spans(void) {
     }
 }
 
-/* A query that is no number: so are its output and its LSE, and its head reports no mass; other heads
- * have the same bits as without. */
+/* A query that is no number: so are its output and its LSE, and its head reports no mass; other
+ * heads have the same bits as without. */
 static void no_number(uint32_t d) {
     lk_geometry g = {1, 2, 4, d, 16, 8, LK_BF16};
     const size_t half = 4 * d; /* values of a KV head's queries */
