@@ -58,6 +58,7 @@ all_emulated() { # when nothing else wants the processor, so that tests beside i
     emulated step 900 2 7
     emulated build 900 132 ''
     emulated build 800 132 7 99
+    run 'emulated oracle' 3600 tests/tools/check-oracle.sh "$plain" emulated
 }
 
 ended() { # ended HOW: the names of the tests that did

@@ -8,7 +8,7 @@ CUDA_O     := $(O)/cuda
 CUDA_ARCH  ?= -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80
 CUDA_FLAGS := -std=c++17 -O3 -Xcompiler=-fPIC,-Wall,-fno-exceptions,-fno-threadsafe-statics -Werror=all-warnings $(HOOKS_F) $(CUDA_ARCH)
 CUDA_OBJ   := $(patsubst kernels/cuda/%.cu,$(CUDA_O)/%.o,$(wildcard kernels/cuda/*.cu)) $(O)/kernels/cuda/plan.o
-CUDA_BIN   := $(patsubst tests/cuda/%.cu,$(CUDA_O)/%,$(wildcard tests/cuda/*.cu))
+CUDA_BIN   := $(patsubst tests/cuda/%.cu,$(CUDA_O)/%,$(wildcard tests/cuda/test_*.cu))
 
 .PHONY: cuda check-cuda
 ifeq ($(CUDA),)
@@ -41,12 +41,16 @@ EMU_HEADS := $(wildcard tests/cuda/emulator/*.h tests/cuda/*.h kernels/cuda/*.h 
 EMU_OBJ   := $(patsubst %,$(EMU_O)/%.o,threads store build build_pages scan rescan select attend attend_plain) $(O)/kernels/cuda/plan.o
 
 .PHONY: emulated
-emulated: $(EMU_O)/test_build $(EMU_O)/test_step  ## compile the CUDA kernels for the host, thread by thread, and their tests
+emulated: $(EMU_O)/test_build $(EMU_O)/test_step $(EMU_O)/replay  ## compile the CUDA kernels for the host, thread by thread, and their tests
 $(EMU_O)/%.o: kernels/cuda/%.cu $(EMU_HEADS)
 	@mkdir -p $(@D)
 	$(CXX) $(EMU_FLAGS) -include tests/cuda/emulator/instructions.h -x c++ -c $< -o $@
 $(EMU_O)/threads.o: tests/cuda/emulator/threads.cpp $(EMU_HEADS)
 	@mkdir -p $(@D)
 	$(CXX) $(EMU_FLAGS) -c $< -o $@
+# locks-replay with the kernels in the daemon's place.
+EMU_REPLAY := $(COMMON) $(addprefix $(O)/clients/replay/,options.o trace.o out.o) $(O)/kernels/geometry.o $(O)/liblocks.a
+$(EMU_O)/replay: tests/cuda/replay.cu $(EMU_OBJ) $(EMU_REPLAY) $(EMU_HEADS) $(wildcard clients/replay/*.h)
+	$(CXX) $(EMU_FLAGS) $(INC) -include tests/cuda/emulator/instructions.h -x c++ $< -x none $(EMU_OBJ) $(EMU_REPLAY) -ljansson $(LIBS) -o $@
 $(EMU_O)/%: tests/cuda/%.cu $(EMU_OBJ) $(EMU_HEADS)
 	$(CXX) $(EMU_FLAGS) -include tests/cuda/emulator/instructions.h -x c++ $< -x none $(EMU_OBJ) -o $@
