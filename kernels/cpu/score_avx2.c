@@ -160,11 +160,10 @@ static void project_rest(uint32_t head_dim, const uint8_t *pair, uint32_t channe
     }
 }
 
-/* -> p [head][direction] */
-INLINE __m256 project_pair(uint32_t head_dim, const uint8_t *pair, const uint8_t *scales,
-                           const struct heads *q) {
+/* -> sums of products with the heads' codes */
+INLINE void project_pair(uint32_t head_dim, const uint8_t *pair, const struct heads *q,
+                         __m256i *sum) {
     const uint8_t *const digits = q->digits;
-    __m256i sum[HEADS];
 
     if (head_dim == PART) { /* most often; a loop of one turn would stay a loop */
         project_part(4, head_dim, pair, 0, digits, false, sum);
@@ -181,6 +180,10 @@ INLINE __m256 project_pair(uint32_t head_dim, const uint8_t *pair, const uint8_t
         for (; channel < head_dim; channel += 16)
             project_rest(head_dim, pair, channel, q, sum);
     }
+}
+
+/* -> p [head][direction] */
+INLINE __m256 scale_pair(const __m256i *sum, const uint8_t *scales, const struct heads *q) {
     float two[2] = {lk_record_scale(scales, 0), lk_record_scale(scales, 1)};
     double both;
     memcpy(&both, two, 8);
@@ -197,14 +200,18 @@ INLINE __m128 project(const struct lk_score_shape *shape, const uint8_t *first, 
                       const struct heads *q, struct work *work) {
     const struct lk_record *a = &shape->first, *b = &shape->fine;
     const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MAX));
-    __m256 p =
-        project_pair(a->head_dim, first + lk_record_pairs(a), first + lk_record_scales(a) + 2, q);
+    const uint32_t pairs = b->directions / 2;
+    __m256i sum[PAIRS_MAX][HEADS];
+
+    project_pair(a->head_dim, first + lk_record_pairs(a), q, sum[0]);
+    for (uint32_t i = 0; i < pairs; i++)
+        project_pair(a->head_dim, fine + i * a->head_dim, q, sum[1 + i]);
+    __m256 p = scale_pair(sum[0], first + lk_record_scales(a) + 2, q);
     __m256 all = _mm256_and_ps(p, magnitude);
 
     _mm256_storeu_ps(work->project[0][0], p);
-    for (uint32_t i = 0; i < b->directions / 2; i++) {
-        p = project_pair(a->head_dim, fine + i * a->head_dim, fine + lk_record_scales(b) + 4 * i,
-                         q);
+    for (uint32_t i = 0; i < pairs; i++) {
+        p = scale_pair(sum[1 + i], fine + lk_record_scales(b) + 4 * i, q);
         _mm256_storeu_ps(work->project[1 + i][0], p);
         all = _mm256_add_ps(all, _mm256_and_ps(p, magnitude));
     }
