@@ -264,6 +264,13 @@ __device__ __forceinline__ float2 warp_merge(float2 x) {
     return make_float2(peak, warp_sum(__fmul_rn(x.y, exp2_fast(x.x - base))));
 }
 
+/* 1 / x for x >= 1, to the last bit or nearly so; without a branch, behind which a warp's lanes
+ * would count as parted. */
+__device__ __forceinline__ float inverse_of(float x) {
+    const float y = __fdividef(1.f, x);
+    return fmaf(y, fmaf(-x, y, 1.f), y);
+}
+
 /* By query head, from the parts that the last pass left: the largest score, and what 2^(score less
  * that) is multiplied by to be the head's part of a share. Not the sum's logarithm: where one page
  * has nearly all, that would round away what the others have. */
@@ -313,7 +320,7 @@ __device__ __forceinline__ void sum_parts(const struct span &p, struct shared *s
     }
     if (lane < items && lane % share == 0)
         s->heads[warp][lane >> bits] =
-            make_float2(sum.x, 1.f / __fmul_rn(sum.y, (float)p.group));
+            make_float2(sum.x, inverse_of(__fmul_rn(sum.y, (float)p.group)));
     __syncwarp();
 }
 
