@@ -3,12 +3,14 @@
  * reason.c - a name, an errno and a sentence for every reason of validate.h.
  *
  * A sentence is a template: {value} and {limit} are unsigned, {signed} and {float} are the value
- * read as such, {handle} is the value in hexadecimal. The row at fault is put in front of it.
+ * read as such, {handle} is the value in hexadecimal. A noun behind the name agrees with the
+ * number: {value pages} is "1 page", "2 pages". The row at fault is put in front of it.
  */
 #include "validate.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -21,14 +23,14 @@ struct reason {
 #define AREA(code, name, what)                                                                     \
     [LK_REASON_##code##_RANGE] = {name "_range", EINVAL,                                           \
                                   what " at arena offset {value} reach beyond the arena of "       \
-                                       "{limit} bytes"},                                           \
+                                       "{limit bytes}"},                                           \
     [LK_REASON_##code##_ALIGN] = {                                                                 \
-        name "_align", EINVAL, what " at arena offset {value} are not aligned to {limit} bytes"}
+        name "_align", EINVAL, what " at arena offset {value} are not aligned to {limit bytes}"}
 
 #define DEVICE_AREA(code, name, what)                                                              \
     [LK_REASON_##code##_DEVICE] = {name "_device", EINVAL,                                         \
                                    what " at device arena offset {value} reach beyond the device " \
-                                        "arena of {limit} bytes"}
+                                        "arena of {limit bytes}"}
 
 static const struct reason reasons[LK_REASONS] = {
     [LK_REASON_NONE] = {"none", 0, "nothing is wrong"},
@@ -37,15 +39,14 @@ static const struct reason reasons[LK_REASONS] = {
     [LK_REASON_DESC_OFFSET] = {"desc_offset", EINVAL,
                                "descriptor offset {value} is not a multiple of {limit}"},
     [LK_REASON_DESC_RANGE] = {"desc_range", EINVAL,
-                              "the descriptor at offset {value} reaches beyond the area of {limit} "
-                              "bytes"},
+                              "the descriptor at offset {value} reaches beyond the area of "
+                              "{limit bytes}"},
     [LK_REASON_DESC_BYTES] = {"desc_bytes", EINVAL,
-                              "the descriptor has {value} bytes, this operation needs {limit}"},
+                              "the descriptor has {value bytes}, this operation needs {limit}"},
     [LK_REASON_POOL] = {"pool", ESRCH, "pool {value} does not exist, there are {limit}"},
-    [LK_REASON_ROWS] = {"rows", EINVAL,
-                        "{value} rows are more than a submission may have, {limit}"},
+    [LK_REASON_ROWS] = {"rows", EINVAL, "a submission of {value rows}, it may have {limit}"},
     [LK_REASON_BUDGET] = {"budget", EINVAL,
-                          "a budget of {value} tokens is smaller than a page, {limit} tokens"},
+                          "a budget of {value tokens} is smaller than a page, {limit tokens}"},
     [LK_REASON_SAMPLED] = {"sampled", EINVAL,
                            "{signed} sampled pages are asked for, it must be -1 (default) or more"},
     [LK_REASON_MASS_TARGET] = {"mass_target", EINVAL,
@@ -57,11 +58,11 @@ static const struct reason reasons[LK_REASONS] = {
                                 "{value} recent pages are not between 1 (the newest) and {limit}"},
     [LK_REASON_LAYER] = {"layer", EINVAL, "layer {value} does not exist, the pool has {limit}"},
     [LK_REASON_TOKENS_ZERO] = {"tokens_zero", EINVAL,
-                               "{value} tokens in a row, it must have {limit} or more"},
+                               "{value tokens} in a row, it must have {limit} or more"},
     [LK_REASON_TOKENS_MANY] = {"tokens_many", EINVAL,
-                               "{value} tokens in a row, it may have {limit}"},
+                               "{value tokens} in a row, it may have {limit}"},
     [LK_REASON_TOKENS_ONE] = {"tokens_one", EINVAL,
-                              "{value} tokens in a row that appends nothing, it must have {limit}"},
+                              "{value tokens} in a row that appends nothing, it must have {limit}"},
     [LK_REASON_TABLE_POSITION] =
         {"table_position", EINVAL,
          "position {value} in a row that names a table, it must be {limit}"},
@@ -69,7 +70,7 @@ static const struct reason reasons[LK_REASONS] = {
                              "table set {value} does not exist, a lease has {limit}"},
     [LK_REASON_LIST_PAGES] =
         {"list_pages", EINVAL,
-         "a page list with room for {value} pages, it must have {limit} or more"},
+         "a page list with room for {value pages}, it must have {limit} or more"},
     [LK_REASON_HANDLE_NONE] = {"handle_none", EINVAL, "handle {value} names nothing"},
     AREA(Q, "q", "queries"),
     AREA(K, "k", "keys"),
@@ -82,27 +83,27 @@ static const struct reason reasons[LK_REASONS] = {
     AREA(TIMING, "timing", "times"),
     AREA(TABLE, "table", "page ids"),
     [LK_REASON_LEASE_EMPTY] = {"lease_empty", EINVAL,
-                               "a lease of {value} pages, it must have {limit} or more"},
-    [LK_REASON_COUNT] = {"count", EINVAL, "a list of {value} entries is longer than {limit}"},
+                               "a lease of {value pages}, it must have {limit} or more"},
+    [LK_REASON_COUNT] = {"count", EINVAL, "a list of {value entries} is longer than {limit}"},
     [LK_REASON_TABLE_LENGTH] = {"table_length", EINVAL,
-                                "a table of {value} pages, its length takes {limit}"},
+                                "a table of {value pages}, its length takes {limit}"},
     [LK_REASON_TABLE_PAGE] = {"table_page", EINVAL,
-                              "page {value} is outside the lease of {limit} pages"},
+                              "page {value} is outside the lease of {limit pages}"},
     [LK_REASON_TABLE_ROW] = {"table_row", EINVAL,
                              "table {value} does not exist, the set has {limit}"},
     [LK_REASON_TABLE_TOKENS] = {"table_tokens", EINVAL,
-                                "{value} queries in a row whose table has {limit} tokens"},
+                                "{value queries} in a row whose table has {limit tokens}"},
     [LK_REASON_TABLE_UNSEALED] = {"table_unsealed", EINVAL,
                                   "page {value} is before the newest of its table and holds only "
-                                  "{limit} tokens"},
+                                  "{limit tokens}"},
     [LK_REASON_TABLE_GAP] =
         {"table_gap", EINVAL,
-         "page {value} holds only {limit} tokens, the length of its table takes "
+         "page {value} holds only {limit tokens}, the length of its table takes "
          "more"},
-    [LK_REASON_SLOT] = {"slot", EINVAL, "slot {signed} is outside the lease of {limit} slots"},
+    [LK_REASON_SLOT] = {"slot", EINVAL, "slot {signed} is outside the lease of {limit slots}"},
     [LK_REASON_SLOT_GAP] = {"slot_gap", EINVAL,
-                            "offset {value} of a page is written while the page holds {limit} "
-                            "tokens: a gap"},
+                            "offset {value} of a page is written while the page holds "
+                            "{limit tokens}: a gap"},
     [LK_REASON_COPY_SELF] = {"copy_self", EINVAL,
                              "page {value} is copied to itself, or is the end of two copies"},
     [LK_REASON_HANDLE_STALE] = {"handle_stale", ESTALE,
@@ -119,10 +120,10 @@ static const struct reason reasons[LK_REASONS] = {
     [LK_REASON_REPLAYED] = {"replayed", EALREADY,
                             "position {value} was done before, the layer's length is {limit}"},
     [LK_REASON_LENGTH_MAX] = {"length_max", ENOSPC,
-                              "a sequence of {value} tokens would be longer than the pool allows, "
+                              "a sequence of {value tokens} would be longer than the pool allows, "
                               "{limit}"},
     [LK_REASON_TRUNCATE] = {"truncate", EINVAL,
-                            "cannot cut to {value} tokens, the longest layer has {limit}"},
+                            "cannot cut to {value tokens}, the longest layer has {limit}"},
     [LK_REASON_SEQUENCES_QUOTA] = {"sequences_quota", EDQUOT,
                                    "this would be sequence {value} of the connection, it may have "
                                    "{limit}"},
@@ -133,25 +134,25 @@ static const struct reason reasons[LK_REASONS] = {
         {"leases_quota", EDQUOT,
          "this would be lease {value} of the connection, it may have {limit}"},
     [LK_REASON_PAGES_QUOTA] = {"pages_quota", EDQUOT,
-                               "the connection would hold {value} pages, it may hold {limit}"},
+                               "the connection would hold {value pages}, it may hold {limit}"},
     [LK_REASON_PAGES_UID] = {"pages_uid", EDQUOT,
-                             "the user's connections would hold {value} pages, they may hold "
+                             "the user's connections would hold {value pages}, they may hold "
                              "{limit}"},
     [LK_REASON_PAGES_FREE] = {"pages_free", ENOSPC,
-                              "{value} pages are needed, the pool has {limit} free"},
+                              "this takes {value pages}, the pool has {limit} free"},
     [LK_REASON_WORKSPACE] = {"workspace", EINVAL,
-                             "the row takes {value} bytes of workspace, the daemon has {limit}"},
+                             "the row takes {value bytes} of workspace, the daemon has {limit}"},
     [LK_REASON_DRAINING] = {"draining", ESHUTDOWN, "the daemon drains and takes nothing new"},
     [LK_REASON_CLOSING] = {"closing", ECONNRESET, "the connection is being closed"},
     [LK_REASON_MEMORY] =
         {"memory", ENOMEM,
-         "the daemon gets no {value} bytes of address space for the lease's tables "
+         "the daemon gets no {value bytes} of address space for the lease's tables "
          "(ulimit -v, vm.overcommit_memory): try one of fewer pages"},
     [LK_REASON_BUDGET_DEVICE] = {"budget_device", EINVAL,
-                                 "a budget of {value} tokens is more than this device selects "
+                                 "a budget of {value tokens} is more than this device selects "
                                  "from, {limit}"},
     [LK_REASON_LENGTH_DEVICE] = {"length_device", EINVAL,
-                                 "a row of {value} tokens is longer than this device scores, "
+                                 "a row of {value tokens} is longer than this device scores, "
                                  "{limit}"},
     DEVICE_AREA(Q, "q", "queries"),
     DEVICE_AREA(K, "k", "keys"),
@@ -185,6 +186,14 @@ const char *lk_reason_name(uint16_t reason) {
     return r ? r->name : "unknown";
 }
 
+/* The noun of a placeholder, up to its brace: in the singular for one. */
+static void add_noun(const char *noun, bool one, char *out, size_t bytes) {
+    size_t length = strcspn(noun, "}");
+    bool ies = length > 3 && memcmp(noun + length - 3, "ies", 3) == 0;
+    size_t kept = one ? length - (ies ? 3 : 1) : length;
+    snprintf(out, bytes, " %.*s%s", (int)kept, noun, one && ies ? "y" : "");
+}
+
 /* The text of one placeholder, which starts at *in behind its brace. */
 static void expand(const char *in, uint64_t value, uint64_t limit, char *out, size_t bytes) {
     float f;
@@ -200,6 +209,9 @@ static void expand(const char *in, uint64_t value, uint64_t limit, char *out, si
         snprintf(out, bytes, "%g", (double)f);
     else
         snprintf(out, bytes, "0x%" PRIx64, value);
+    size_t at = strlen(out), name = strcspn(in, " }");
+    if (in[name] == ' ')
+        add_noun(in + name + 1, (in[0] == 'l' ? limit : value) == 1, out + at, bytes - at);
 }
 
 char *lk_reason_text(uint16_t reason, uint64_t value, uint64_t limit, uint32_t row, char *text,

@@ -30,7 +30,7 @@
     (UINT32_C(1) << 24)         /* sink_pages, recent_pages: their sum stays in 32 bits */
 #define LK_ROW_WHOLE UINT32_MAX /* the submission itself is at fault, not one of its rows */
 
-/* Each has a sentence and an errno in validate.c. Codes are stable within a major; new ones go to
+/* Each has a sentence and an errno in reason.c. Codes are stable within a major; new ones go to
  * the end. */
 enum lk_reason {
     LK_REASON_NONE = 0,
@@ -140,8 +140,8 @@ struct lk_refusal {
 int lk_reason_errno(uint16_t reason);
 /* One word for counters and logs: "position", "pages_quota". Of an unknown code "unknown". */
 const char *lk_reason_name(uint16_t reason);
-/* The sentence, e.g. "row 3: position 17 is not the layer's length, 16". -> text. Never fails: an
- * unknown code (a newer daemon's) is named by number. */
+/* The sentence, e.g. "row 3: position 17 is not the layer's length, 16". -> text. Never fails: that
+ * of an unknown code (a newer daemon's) has value and limit alone. */
 char *lk_reason_text(uint16_t reason, uint64_t value, uint64_t limit, uint32_t row, char *text,
                      size_t bytes);
 

@@ -408,6 +408,24 @@ START_TEST(every_reason_has_words) {
 }
 END_TEST
 
+START_TEST(numbers_and_nouns_agree) {
+    static const char *const plurals[] = {"1 tokens", "1 pages",   "1 bytes",  "1 rows",
+                                          "1 slots",  "1 queries", "1 entries"};
+    char text[LK_REASON_BYTES];
+    for (uint16_t r = 0; r < (uint16_t)LK_REASONS; r++) {
+        lk_reason_text(r, 1, 1, LK_ROW_WHOLE, text, sizeof(text));
+        for (size_t i = 0; i < sizeof(plurals) / sizeof(*plurals); i++)
+            ck_assert_msg(!strstr(text, plurals[i]), "reason %u: %s", r, text);
+    }
+    ck_assert_str_eq(lk_reason_text(LK_REASON_COUNT, 1, 2, LK_ROW_WHOLE, text, sizeof(text)),
+                     "a list of 1 entry is longer than 2");
+    ck_assert_str_eq(lk_reason_text(LK_REASON_COUNT, 21, 2, LK_ROW_WHOLE, text, sizeof(text)),
+                     "a list of 21 entries is longer than 2");
+    ck_assert_str_eq(lk_reason_text(LK_REASON_TABLE_TOKENS, 2, 1, 0, text, sizeof(text)),
+                     "row 0: 2 queries in a row whose table has 1 token");
+}
+END_TEST
+
 START_TEST(sentences_name_value_and_limit) {
     char text[LK_REASON_BYTES];
     float f = -0.5f;
@@ -590,6 +608,7 @@ int main(void) {
     tcase_add_test(tc, objects);
     tcase_add_test(tc, tables);
     tcase_add_test(tc, every_reason_has_words);
+    tcase_add_test(tc, numbers_and_nouns_agree);
     tcase_add_test(tc, sentences_name_value_and_limit);
     tcase_add_test(tc, hello);
     tcase_add_test(tc, random_descriptors);
