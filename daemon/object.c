@@ -109,7 +109,7 @@ static enum lk_reason lease_unfit(const struct lk_intake *intake, const struct l
         *ret = refusal_of(LK_REASON_LEASES_QUOTA, channel->lease_count + 1,
                           channel->limits.max_leases);
     else if (!intake->spare_lease[desc->pool])
-        *ret = refusal_of(LK_REASON_LEASES_QUOTA, pool->leases + 1, LK_LEASES_MAX);
+        *ret = refusal_of(LK_REASON_LEASES_POOL, pool->leases + 1, LK_LEASES_MAX);
     else if (desc->length > pool->view.pages)
         *ret =
             refusal_of(LK_REASON_PAGES_FREE, desc->length, lk_pool_available(pool) * LK_QUAD_PAGES);

@@ -119,9 +119,9 @@ static const struct reason reasons[LK_REASONS] = {
                             "position {value} is not the layer's length, {limit}"},
     [LK_REASON_REPLAYED] = {"replayed", EALREADY,
                             "position {value} was done before, the layer's length is {limit}"},
-    [LK_REASON_LENGTH_MAX] = {"length_max", ENOSPC,
-                              "a sequence of {value tokens} would be longer than the pool allows, "
-                              "{limit}"},
+    [LK_REASON_LENGTH_MAX] =
+        {"length_max", ENOSPC,
+         "a length of {value tokens} is more than the sequence or table may have, {limit}"},
     [LK_REASON_TRUNCATE] = {"truncate", EINVAL,
                             "cannot cut to {value tokens}, the longest layer has {limit}"},
     [LK_REASON_SEQUENCES_QUOTA] = {"sequences_quota", EDQUOT,
@@ -170,6 +170,8 @@ static const struct reason reasons[LK_REASONS] = {
     [LK_REASON_ROW_REPEATS] = {"row_repeats", EINVAL,
                                "position {value} repeats what row {limit} of the same submission "
                                "appends"},
+    [LK_REASON_LEASES_POOL] = {"leases_pool", EDQUOT,
+                               "this would be lease {value} of the pool, it may have {limit}"},
 };
 
 static const struct reason *lookup(uint16_t reason) {

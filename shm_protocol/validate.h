@@ -101,15 +101,16 @@ enum lk_reason {
     LK_REASON_POSITION,     /* value: position, limit: the layer's length */
     LK_REASON_REPLAYED, /* position + tokens is no more than the length before the submission: done
                              before. value, limit alike */
-    LK_REASON_LENGTH_MAX,      /* value: tokens there would be, limit: max_tokens */
-    LK_REASON_TRUNCATE,        /* value: length asked for, limit: the longest layer's */
+    LK_REASON_LENGTH_MAX, /* value: tokens there would be, limit: the pool's max_tokens, or what a
+                             lease holds, which bounds its tables */
+    LK_REASON_TRUNCATE,   /* value: length asked for, limit: the longest layer's */
     LK_REASON_SEQUENCES_QUOTA, /* value: how many there would be, limit: the quota */
     LK_REASON_SEQUENCES_POOL,  /* of all clients of the pool */
-    LK_REASON_LEASES_QUOTA,
-    LK_REASON_PAGES_QUOTA, /* value: pages there would be, limit: max_pages */
-    LK_REASON_PAGES_UID,   /* the same by user */
-    LK_REASON_PAGES_FREE,  /* value: pages needed, limit: pages free */
-    LK_REASON_WORKSPACE,   /* a row that can never run: value bytes, limit bytes */
+    LK_REASON_LEASES_QUOTA,    /* value: how many there would be, limit: the quota */
+    LK_REASON_PAGES_QUOTA,     /* value: pages there would be, limit: max_pages */
+    LK_REASON_PAGES_UID,       /* the same by user */
+    LK_REASON_PAGES_FREE,      /* value: pages needed, limit: pages free */
+    LK_REASON_WORKSPACE,       /* a row that can never run: value bytes, limit bytes */
     LK_REASON_DRAINING,
     LK_REASON_CLOSING,       /* the channel goes */
     LK_REASON_MEMORY,        /* a lease's own, beside its pages; value: bytes */
@@ -126,6 +127,7 @@ enum lk_reason {
     LK_REASON_FENCE, /* not reached in time. value: what it held, limit: what was waited for */
     LK_REASON_ROW_REPEATS, /* an earlier row of the same submission appends there: value position,
                               limit that row */
+    LK_REASON_LEASES_POOL, /* of all clients of the pool */
     LK_REASONS,
 };
 

@@ -500,6 +500,18 @@ START_TEST(quotas_are_kept) {
 }
 END_TEST
 
+/* A pool has so many leases, whoever holds them: who asks for one more is told of that limit. */
+START_TEST(leases_of_a_pool_run_out) {
+    inlet_config(&config, 2048);
+    config.max_leases = 1024;
+    reopen();
+    for (int i = 0; i < LK_LEASES_MAX; i++)
+        inlet_lease(&client, 1);
+    inlet_refused(inlet_object(&client, LK_OP_LEASE_OPEN, 0, 1), LK_REASON_LEASES_POOL,
+                  LK_LEASES_MAX + 1, LK_LEASES_MAX, WHOLE);
+}
+END_TEST
+
 /* A quota is one of each pool: what is held in one leaves the other's. */
 START_TEST(quotas_are_of_a_pool) {
     config.pools = 2;
@@ -987,6 +999,7 @@ int main(void) {
     tcase_add_test(tcase, handles_are_refused);
     tcase_add_test(tcase, pools_do_not_mix);
     tcase_add_test(tcase, quotas_are_kept);
+    tcase_add_test(tcase, leases_of_a_pool_run_out);
     tcase_add_test(tcase, quotas_are_of_a_pool);
     tcase_add_test(tcase, limits_change_under_clients);
     tcase_add_test(tcase, lengths_and_rows_have_limits);
