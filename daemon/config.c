@@ -612,8 +612,9 @@ static const void *pool_wrong(const struct lk_config *config, const struct lk_or
     }
     if (pool->budget >= pool->geometry.page_tokens)
         return NULL;
-    snprintf(text, bytes, "[pool %s] budget: %u tokens are less than a page, page_tokens %u",
-             pool->name, pool->budget, pool->geometry.page_tokens);
+    snprintf(text, bytes, "[pool %s] budget: %u token%s less than a page, page_tokens %u",
+             pool->name, pool->budget, pool->budget == 1 ? " is" : "s are",
+             pool->geometry.page_tokens);
     return is_said(config, origins, &pool->budget) ? &pool->budget : &pool->geometry.page_tokens;
 }
 

@@ -117,7 +117,7 @@ static void done(struct lk_intake *intake, struct lk_work *work) {
 
 void lk_device_broken(const struct lk_intake *intake) {
     const char *trouble = lk_engine_trouble(intake->engine);
-    lk_log(LK_LOG_ERROR, "the device is broken and the daemon ends, %u batches unanswered: %s",
+    lk_log(LK_LOG_ERROR, "the device is broken and the daemon ends (batches unanswered: %u): %s",
            intake->in_flight, trouble);
     lk_notify_broken(trouble);
     _exit(EX_SOFTWARE);

@@ -145,7 +145,7 @@ static int open_objects(struct lk_intake *intake, char *why, size_t why_bytes) {
     intake->written = calloc(written, sizeof(*intake->written));
     if (!intake->sequence || !intake->layer || !intake->lease || !intake->written) {
         snprintf(why, why_bytes,
-                 "no memory for %u sequences (max_sequences of the pools) and %u leases, %llu KiB",
+                 "no memory for sequences (%u, the pools' max_sequences) and leases (%u), %llu KiB",
                  intake->sequence_count, intake->lease_count,
                  (unsigned long long)(intake->sequence_count * sizeof(*intake->sequence) +
                                       layers * sizeof(*intake->layer) +
@@ -353,13 +353,13 @@ static struct lk_channel *free_channel(struct lk_intake *intake) {
 static int channel_refused(const struct lk_intake *intake, const struct lk_user *user,
                            struct add_call *call) {
     if (intake->channels >= intake->config.max_channels || intake->channels >= LK_CHANNELS_MAX) {
-        snprintf(call->why, call->why_bytes, "%u connections are open, max_channels is %u",
+        snprintf(call->why, call->why_bytes, "connections open: %u, limits.max_channels: %u",
                  intake->channels, intake->config.max_channels);
         return -EDQUOT;
     }
     if (user && user->channels >= intake->config.max_channels_per_uid) {
         snprintf(call->why, call->why_bytes,
-                 "user %u has %u connections open, max_channels_per_uid is %u", user->uid,
+                 "connections open of uid %u: %u, limits.max_channels_per_uid: %u", user->uid,
                  user->channels, intake->config.max_channels_per_uid);
         return -EDQUOT;
     }

@@ -90,7 +90,7 @@ void lk_log_peer(enum lk_log_level level, const char *format, ...) {
     if (level > atomic_load(&threshold) || !peer_may_speak(&withheld))
         return;
     if (withheld)
-        lk_log(LK_LOG_WARNING, "%u lines about clients were left out", withheld);
+        lk_log(LK_LOG_WARNING, "lines about clients left out: %u", withheld);
     va_start(list, format);
     say(level, format, list);
     va_end(list);

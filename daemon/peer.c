@@ -207,7 +207,7 @@ void lk_peer_accept(struct lk_server *server, int fd) {
 static int channel_limits(const struct lk_server *server, const struct lk_peer *peer, char *why,
                           size_t bytes) {
     const struct lk_config *config = &server->config;
-    uint32_t own = 0;
+    uint32_t all = lk_server_channels(server), own = 0;
     for (uint32_t i = 0; i < LK_PEERS_MAX; i++)
         own +=
             (server->peer[i].state == LK_PEER_OPEN || server->peer[i].state == LK_PEER_LEAVING) &&
@@ -216,14 +216,14 @@ static int channel_limits(const struct lk_server *server, const struct lk_peer *
         snprintf(why, bytes, "the daemon is stopping");
         return -ESHUTDOWN;
     }
-    if (lk_server_channels(server) >= config->max_channels) {
-        snprintf(why, bytes, "there are %u clients, as many as limits.max_channels allows",
-                 config->max_channels);
+    if (all >= config->max_channels) {
+        snprintf(why, bytes, "there %s %u client%s: limits.max_channels is %u",
+                 all == 1 ? "is" : "are", all, all == 1 ? "" : "s", config->max_channels);
         return -EUSERS;
     }
     if (own >= config->max_channels_per_uid) {
-        snprintf(why, bytes, "uid %u has %u clients, as many as limits.max_channels_per_uid allows",
-                 peer->who.uid, own);
+        snprintf(why, bytes, "uid %u has %u client%s: limits.max_channels_per_uid is %u",
+                 peer->who.uid, own, own == 1 ? "" : "s", config->max_channels_per_uid);
         return -EDQUOT;
     }
     return 0;

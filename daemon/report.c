@@ -28,11 +28,10 @@ static void report_pool(const struct lk_pool_status *pool, const struct lk_pool_
     static const char *const scans[] = {"auto", "full", "coarse", "nested", "tree"};
     const struct lk_geometry *g = &pool->geometry;
     char capacity[32], pages[32], token[32], budget[32], memory[16];
-    lk_log(
-        LK_LOG_INFO,
-        "pool %s: %u layers, %u KV heads x group %u, head_dim %u, pages of %u tokens, rank %u, %s",
-        pool->name, g->layers, g->kv_heads, g->group, g->head_dim, g->page_tokens, g->rank,
-        dtypes[g->dtype]);
+    lk_log(LK_LOG_INFO,
+           "pool %s: layers %u, kv_heads %u, group %u, head_dim %u, page_tokens %u, rank %u, %s",
+           pool->name, g->layers, g->kv_heads, g->group, g->head_dim, g->page_tokens, g->rank,
+           dtypes[g->dtype]);
     lk_log(LK_LOG_INFO, "    room for %s tokens (%s pages), %s bytes a token, %s in all",
            count_text(pool->capacity_tokens, capacity), count_text(pool->pages, pages),
            count_text(pool->bytes_per_token, token), lk_memory_text(pool->memory_bytes, memory));
@@ -66,7 +65,7 @@ void lk_report_start(const struct lk_server *server, uint64_t took_ns) {
            server->listener.passed ? " (systemd's)" : "");
     lk_log(LK_LOG_INFO, "    %s may connect",
            lk_access_describe(&server->access, who, sizeof(who)));
-    lk_log(LK_LOG_INFO, "    %u clients at once, %u a user, each with up to %s of arena",
+    lk_log(LK_LOG_INFO, "    max_channels %u, %u a user, each with up to %s of arena",
            config->max_channels, config->max_channels_per_uid,
            lk_memory_text(config->max_arena_bytes, arena));
     lk_report_missing(&server->access, server->placement);

@@ -200,7 +200,8 @@ static int open_workers(struct cpu_engine *engine, const struct lk_engine_option
     int error = lk_workers_open(&workers, &engine->workers);
 
     if (error)
-        snprintf(why, why_bytes, "%u worker threads: %s", options->threads, strerror(-error));
+        snprintf(why, why_bytes, "cannot start worker threads (%u): %s", options->threads,
+                 strerror(-error));
     return error;
 }
 
@@ -213,7 +214,7 @@ static int open_parts(struct cpu_engine *engine, const struct lk_engine_options 
     engine->event = error ? -1 : eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (engine->event < 0) {
         error = error ? error : -errno;
-        snprintf(why, why_bytes, "engine: %s", strerror(-error));
+        snprintf(why, why_bytes, "no plans or eventfd for the engine: %s", strerror(-error));
         return error;
     }
     for (uint32_t i = 0; i < LK_BATCHES_AHEAD && !error; i++)
@@ -279,12 +280,13 @@ int lk_cpu_engine_open(const struct lk_engine_options *options, struct lk_engine
     int error = lk_cpu_open((enum lk_cpu_path)options->cpu_path);
 
     if (error) {
-        snprintf(why, why_bytes, "this machine cannot run cpu path %u", options->cpu_path);
+        snprintf(why, why_bytes, "cpu_path %s: this machine lacks its instructions",
+                 options->cpu_path == LK_CPU_AVX2 ? "avx2" : "avx512");
         return error;
     }
     struct cpu_engine *engine = calloc(1, sizeof *engine);
     if (!engine) {
-        snprintf(why, why_bytes, "engine: %s", strerror(ENOMEM));
+        snprintf(why, why_bytes, "no memory for the engine, %zu bytes", sizeof *engine);
         return -ENOMEM;
     }
     engine->base.backend = &cpu_backend;

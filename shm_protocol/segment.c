@@ -201,10 +201,11 @@ static int check_welcome(const struct lk_welcome *w, const struct lk_segment_siz
     if (w->cq_entries != s->cq_entries || w->descriptor_bytes != s->descriptor_bytes ||
         w->submission_bytes != s->submission_bytes || w->completion_bytes != s->completion_bytes ||
         w->arena_bytes != s->arena_bytes)
-        return fail(-EPROTO, why, why_bytes,
-                    "the daemon's segments do not have the sizes that %u entries and an arena of "
-                    "%" PRIu64 " bytes take",
-                    w->sq_entries, w->arena_bytes);
+        return fail(
+            -EPROTO, why, why_bytes,
+            "the daemon's segments do not have the sizes of a ring with sq_entries %u and an "
+            "arena of %" PRIu64 " bytes",
+            w->sq_entries, w->arena_bytes);
     return 0;
 }
 
@@ -217,9 +218,10 @@ static int check_head(const struct lk_completion_head *head, const struct lk_seg
     if (head->sq_entries != s->sq_entries || head->cq_entries != s->cq_entries ||
         head->sq_offset != s->sq_offset || head->desc_offset != s->desc_offset ||
         head->cq_offset != s->cq_offset)
-        return fail(-EPROTO, why, why_bytes,
-                    "the completion segment places its parts elsewhere than %u entries take",
-                    s->sq_entries);
+        return fail(
+            -EPROTO, why, why_bytes,
+            "the completion segment places its parts elsewhere than a ring with sq_entries %u",
+            s->sq_entries);
     return 0;
 }
 

@@ -8,7 +8,7 @@
 
 static int full(struct locks *l, uint16_t op) {
     return lk_client_fail(l, -EAGAIN,
-                          "%s: the ring is full: all %u submissions wait to be taken or answered",
+                          "%s: the ring is full, submissions to be taken or answered: %u",
                           lk_client_op_name(op), l->flight_count - l->free_count);
 }
 

@@ -318,7 +318,8 @@ static int open_parts(struct cuda_engine *engine, char *why, size_t why_bytes) {
 
     engine->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (error || engine->event < 0) {
-        snprintf(why, why_bytes, "engine: %s", error ? cudaGetErrorString(error) : strerror(errno));
+        snprintf(why, why_bytes, "no streams or eventfd for the engine: %s",
+                 error ? cudaGetErrorString(error) : strerror(errno));
         return -EIO;
     }
     engine->words = lk_cuda_host_alloc(sizeof *engine->words, why, why_bytes);
@@ -332,7 +333,7 @@ static int open_parts(struct cuda_engine *engine, char *why, size_t why_bytes) {
     rc = pthread_create(&engine->waker, NULL, lk_cuda_run_waker, engine);
     engine->waking = rc == 0;
     if (rc)
-        snprintf(why, why_bytes, "engine: no thread: %s", strerror(rc));
+        snprintf(why, why_bytes, "cannot start the engine's thread: %s", strerror(rc));
     return -rc;
 }
 
@@ -355,7 +356,7 @@ int lk_cuda_engine_open(const struct lk_engine_options *options, struct lk_engin
         return error;
     struct cuda_engine *engine = calloc(1, sizeof *engine);
     if (!engine) {
-        snprintf(why, why_bytes, "engine: %s", strerror(ENOMEM));
+        snprintf(why, why_bytes, "no memory for the engine, %zu bytes", sizeof *engine);
         return -ENOMEM;
     }
     engine->base.backend = &cuda_backend;

@@ -18,7 +18,8 @@ _Static_assert(LK_FENCE_PLACES <= LK_CUDA_PLACES, "the watch has all places");
 int lk_cuda_sentry_open(struct lk_cuda_sentry *sentry, bool mps, char *why, size_t why_bytes) {
     sentry->stays = mps;
     if (cudaStreamCreateWithFlags(&sentry->stream, cudaStreamNonBlocking)) {
-        snprintf(why, why_bytes, "engine: %s", cudaGetErrorString(cudaGetLastError()));
+        snprintf(why, why_bytes, "no stream for the fences' watch: %s",
+                 cudaGetErrorString(cudaGetLastError()));
         return -EIO;
     }
     sentry->watch = lk_cuda_host_alloc(sizeof *sentry->watch, why, why_bytes);

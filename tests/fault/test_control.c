@@ -61,8 +61,8 @@ START_TEST(starts_says_what_it_is_and_stops) {
     rig_start(&rig, NULL);
     const char *log = rig_log(&rig);
     assert_has(log, "locksd ");
-    assert_has(log, "pool default: 2 layers, 1 KV heads x group 2, head_dim 64, pages of 16 "
-                    "tokens, rank 8, bf16");
+    assert_has(log, "pool default: layers 2, kv_heads 1, group 2, head_dim 64, page_tokens 16, "
+                    "rank 8, bf16");
     assert_has(log, "room for ");
     assert_has(log, "bytes a token");
     assert_has(log, rig.socket);

@@ -319,6 +319,7 @@ static const struct {
      "[pool p] head_dim is 65"},
     {POOL "page_tokens=12\n", 7, "[pool p] page_tokens is 12"},
     {POOL "\nrank=3\n", 8, "[pool p] rank is 3"},
+    {POOL "budget=1\n", 7, "[pool p] budget: 1 token is less than a page, page_tokens 16"},
     {POOL "budget=15\n", 7, "[pool p] budget: 15 tokens are less than a page, page_tokens 16"},
 };
 
