@@ -173,13 +173,6 @@ uint64_t lk_channel_quads(const struct lk_channel *channel) {
     return quads;
 }
 
-static enum lk_reason found(struct lk_refusal *ret, enum lk_reason reason, uint64_t value,
-                            uint64_t limit) {
-    *ret = (struct lk_refusal){
-        .reason = (uint16_t)reason, .row = LK_ROW_WHOLE, .value = value, .limit = limit};
-    return reason;
-}
-
 enum lk_reason lk_channel_over_quota(const struct lk_channel *channel, const struct lk_pool *pool,
                                      uint64_t quads, struct lk_refusal *ret) {
     const struct lk_channel_limits *limits = &channel->limits;
@@ -188,12 +181,12 @@ enum lk_reason lk_channel_over_quota(const struct lk_channel *channel, const str
     if (quads == 0)
         return LK_REASON_NONE;
     if (limits->max_pages && mine > limits->max_pages)
-        return found(ret, LK_REASON_PAGES_QUOTA, mine, limits->max_pages);
+        return lk_found(ret, LK_REASON_PAGES_QUOTA, mine, limits->max_pages);
     if (limits->max_pages_per_uid && users > limits->max_pages_per_uid)
-        return found(ret, LK_REASON_PAGES_UID, users, limits->max_pages_per_uid);
+        return lk_found(ret, LK_REASON_PAGES_UID, users, limits->max_pages_per_uid);
     if (quads > lk_pool_available(pool))
-        return found(ret, LK_REASON_PAGES_FREE, quads * LK_QUAD_PAGES,
-                     lk_pool_available(pool) * LK_QUAD_PAGES);
+        return lk_found(ret, LK_REASON_PAGES_FREE, quads * LK_QUAD_PAGES,
+                        lk_pool_available(pool) * LK_QUAD_PAGES);
     return LK_REASON_NONE;
 }
 

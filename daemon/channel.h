@@ -38,11 +38,6 @@ union lk_descriptor { /* a private copy */
     struct lk_object_desc object;
 };
 
-static inline bool lk_op_is_step(uint16_t op) { /* its descriptor is a lk_step_desc */
-    return op == LK_OP_APPEND || op == LK_OP_DECODE || op == LK_OP_ATTEND || op == LK_OP_WRITE ||
-           op == LK_OP_ATTEND_TABLE;
-}
-
 struct lk_submission {
     struct lk_submission *next;
     struct lk_channel *channel;

@@ -58,8 +58,7 @@ static bool look(struct lk_intake *intake, struct lk_submission *s) {
     }
     if (intake->now_ns < s->watched_ns + limit_ns)
         return false;
-    s->refusal = (struct lk_refusal){
-        .reason = LK_REASON_FENCE, .row = LK_ROW_WHOLE, .value = held, .limit = s->wait_value};
+    lk_found(&s->refusal, LK_REASON_FENCE, held, s->wait_value);
     lk_fence_forget(intake, s->channel);
     return true;
 }

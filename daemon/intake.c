@@ -249,20 +249,6 @@ void lk_intake_close(struct lk_intake *intake) {
 
 /* ---- handles ---- */
 
-/* What a handle names now: its state's generation must be the handle's. */
-static enum lk_reason stale(uint64_t handle, uint64_t now, struct lk_refusal *ret) {
-    *ret = (struct lk_refusal){
-        .reason = LK_REASON_HANDLE_STALE, .row = LK_ROW_WHOLE, .value = handle, .limit = now};
-    return LK_REASON_HANDLE_STALE;
-}
-
-static enum lk_reason mismatch(enum lk_reason reason, uint64_t value, uint64_t limit,
-                               struct lk_refusal *ret) {
-    *ret = (struct lk_refusal){
-        .reason = (uint16_t)reason, .row = LK_ROW_WHOLE, .value = value, .limit = limit};
-    return reason;
-}
-
 static struct lk_sequence *sequence_at(struct lk_intake *intake, uint64_t handle) {
     uint32_t low = (uint32_t)handle;
     return low && low <= intake->sequence_count ? &intake->sequence[low - 1] : NULL;
@@ -282,11 +268,12 @@ enum lk_reason lk_find_sequence(struct lk_intake *intake, const struct lk_channe
     const struct lk_lease *other = lease_at(intake, handle);
     bool foreign = !s || (s->channel && s->channel != channel); /* its handle is not told */
     if (other && other->channel == channel && lk_lease_handle(other) == handle)
-        return mismatch(LK_REASON_HANDLE_KIND, handle, 0, ret_refusal);
+        return lk_found(ret_refusal, LK_REASON_HANDLE_KIND, handle, 0);
     if (!s || s->channel != channel || lk_sequence_handle(s) != handle)
-        return stale(handle, foreign ? 0 : lk_sequence_handle(s), ret_refusal);
+        return lk_found(ret_refusal, LK_REASON_HANDLE_STALE, handle,
+                        foreign ? 0 : lk_sequence_handle(s));
     if (pool != UINT32_MAX && s->pool->index != pool)
-        return mismatch(LK_REASON_HANDLE_POOL, s->pool->index, pool, ret_refusal);
+        return lk_found(ret_refusal, LK_REASON_HANDLE_POOL, s->pool->index, pool);
     *ret = s;
     return LK_REASON_NONE;
 }
@@ -298,11 +285,12 @@ enum lk_reason lk_find_lease(struct lk_intake *intake, const struct lk_channel *
     const struct lk_sequence *other = sequence_at(intake, handle);
     bool foreign = !l || (l->channel && l->channel != channel);
     if (other && other->channel == channel && lk_sequence_handle(other) == handle)
-        return mismatch(LK_REASON_HANDLE_KIND, handle, 0, ret_refusal);
+        return lk_found(ret_refusal, LK_REASON_HANDLE_KIND, handle, 0);
     if (!l || l->channel != channel || lk_lease_handle(l) != handle)
-        return stale(handle, foreign ? 0 : lk_lease_handle(l), ret_refusal);
+        return lk_found(ret_refusal, LK_REASON_HANDLE_STALE, handle,
+                        foreign ? 0 : lk_lease_handle(l));
     if (pool != UINT32_MAX && l->pool->index != pool)
-        return mismatch(LK_REASON_HANDLE_POOL, l->pool->index, pool, ret_refusal);
+        return lk_found(ret_refusal, LK_REASON_HANDLE_POOL, l->pool->index, pool);
     *ret = l;
     return LK_REASON_NONE;
 }

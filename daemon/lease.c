@@ -17,13 +17,6 @@ _Static_assert(LK_PAGE_TOKENS_MAX < 0x80, "a mark leaves its highest bit free");
 /* In lk_pool.copied_to, while a list is checked: no batch, a submission. */
 #define CHECKED (UINT64_C(1) << 63)
 
-static enum lk_reason found(struct lk_refusal *ret, enum lk_reason reason, uint64_t value,
-                            uint64_t limit) {
-    *ret = (struct lk_refusal){
-        .reason = (uint16_t)reason, .row = LK_ROW_WHOLE, .value = value, .limit = limit};
-    return reason;
-}
-
 static uint64_t physical(const struct lk_lease *lease, uint64_t page) {
     return (uint64_t)lease->table[page / LK_QUAD_PAGES] * LK_QUAD_PAGES + page % LK_QUAD_PAGES;
 }
@@ -188,11 +181,11 @@ enum lk_reason lk_lease_copy_table(struct lk_lease *lease, uint32_t row,
     uint32_t spare = lease->place[LK_TABLE_SETS], *table = table_at(lease, spare, row);
     uint64_t most = lease->pages * lease->pool->view.geometry.page_tokens;
     if (desc->length > most) /* a page would be in it twice */
-        return found(ret, LK_REASON_LENGTH_MAX, desc->length, most);
+        return lk_found(ret, LK_REASON_LENGTH_MAX, desc->length, most);
     for (uint32_t i = 0; i < desc->pages; i++) {
         uint32_t id = __atomic_load_n(&ids[i], __ATOMIC_RELAXED);
         if (id >= lease->pages)
-            return found(ret, LK_REASON_TABLE_PAGE, id, lease->pages);
+            return lk_found(ret, LK_REASON_TABLE_PAGE, id, lease->pages);
         table[i] = (uint32_t)physical(lease, id);
     }
     lease->set[spare].table[row] = (struct lk_lease_table){
@@ -224,10 +217,10 @@ enum lk_reason lk_lease_unfit(const struct lk_lease *lease, const struct lk_row_
     uint32_t rows = lease->set[lease->place[desc->table_set]].rows;
     uint32_t page_tokens = lease->pool->view.geometry.page_tokens;
     if (desc->table_row >= rows)
-        return found(ret, LK_REASON_TABLE_ROW, desc->table_row, rows);
+        return lk_found(ret, LK_REASON_TABLE_ROW, desc->table_row, rows);
     uint64_t length = lk_lease_row(lease, desc)->length;
     if (desc->tokens > length && desc->tokens > 1) /* one query may see nothing */
-        return found(ret, LK_REASON_TABLE_TOKENS, desc->tokens, length);
+        return lk_found(ret, LK_REASON_TABLE_TOKENS, desc->tokens, length);
     if (length == 0)
         return LK_REASON_NONE;
     const uint32_t *table = lk_lease_table(lease, desc->table_set, desc->table_row);
@@ -235,10 +228,10 @@ enum lk_reason lk_lease_unfit(const struct lk_lease *lease, const struct lk_row_
     uint64_t complete = complete_pages(lease, length);
     for (uint64_t j = 0; j < complete; j++)
         if (marks[table[j]] != page_tokens)
-            return found(ret, LK_REASON_TABLE_UNSEALED, id_of(lease, table[j]), marks[table[j]]);
+            return lk_found(ret, LK_REASON_TABLE_UNSEALED, id_of(lease, table[j]), marks[table[j]]);
     if (marks[table[complete]] < length - complete * page_tokens)
-        return found(ret, LK_REASON_TABLE_GAP, id_of(lease, table[complete]),
-                     marks[table[complete]]);
+        return lk_found(ret, LK_REASON_TABLE_GAP, id_of(lease, table[complete]),
+                        marks[table[complete]]);
     return LK_REASON_NONE;
 }
 
@@ -261,7 +254,7 @@ static enum lk_reason read_slot(const struct lk_lease *lease, const int64_t *cli
     uint64_t slots = lease->pages * lease->pool->view.geometry.page_tokens;
     int64_t slot = __atomic_load_n(client, __ATOMIC_RELAXED);
     *ret = slot < 0 ? UINT64_MAX : (uint64_t)slot;
-    return slot >= 0 && *ret >= slots ? found(ret_refusal, LK_REASON_SLOT, *ret, slots)
+    return slot >= 0 && *ret >= slots ? lk_found(ret_refusal, LK_REASON_SLOT, *ret, slots)
                                       : LK_REASON_NONE;
 }
 
@@ -282,7 +275,7 @@ enum lk_reason lk_lease_write_invalid(struct lk_lease *lease, uint64_t serial, u
                             ? trial[page] & 0xff
                             : pool->marks[lk_pool_page_at(pool, layer, physical(lease, page))];
         if (offset > mark)
-            return found(ret, LK_REASON_SLOT_GAP, offset, mark);
+            return lk_found(ret, LK_REASON_SLOT_GAP, offset, mark);
         trial[page] = serial << 8 | (offset + 1);
     }
     return LK_REASON_NONE;
@@ -316,7 +309,7 @@ static enum lk_reason plan_write(struct lk_pool *pool, uint32_t layer, const uin
         if (offset > mark) {
             while (changed--)
                 pool->marks[undo[changed].at] = undo[changed].mark;
-            return found(ret, LK_REASON_SLOT_GAP, offset, mark);
+            return lk_found(ret, LK_REASON_SLOT_GAP, offset, mark);
         }
         undo[changed++] = (struct lk_lease_undo){at, mark};
         pool->marks[at] = offset + 1;
@@ -406,9 +399,9 @@ enum lk_reason lk_lease_pair_invalid(const struct lk_lease *lease, struct lk_pai
                                      struct lk_refusal *ret) {
     uint32_t high = pair.from > pair.to ? pair.from : pair.to;
     if (high >= lease->pages)
-        return found(ret, LK_REASON_TABLE_PAGE, high, lease->pages);
+        return lk_found(ret, LK_REASON_TABLE_PAGE, high, lease->pages);
     if (pair.from == pair.to)
-        return found(ret, LK_REASON_COPY_SELF, pair.to, 0);
+        return lk_found(ret, LK_REASON_COPY_SELF, pair.to, 0);
     return LK_REASON_NONE;
 }
 
@@ -419,7 +412,7 @@ enum lk_reason lk_lease_copy_invalid(struct lk_lease *lease, uint64_t serial, st
         return reason;
     uint64_t *mark = &lease->pool->copied_to[physical(lease, pair.to)];
     if (*mark == (serial | CHECKED))
-        return found(ret, LK_REASON_COPY_SELF, pair.to, 0);
+        return lk_found(ret, LK_REASON_COPY_SELF, pair.to, 0);
     *mark = serial | CHECKED;
     return LK_REASON_NONE;
 }

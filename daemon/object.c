@@ -9,11 +9,6 @@
 
 #include "assert.h"
 
-static struct lk_refusal refusal_of(enum lk_reason reason, uint64_t value, uint64_t limit) {
-    return (struct lk_refusal){
-        .reason = (uint16_t)reason, .row = LK_ROW_WHOLE, .value = value, .limit = limit};
-}
-
 /* ---- sequences ---- */
 
 /* A free slot of the pool, or why there is none. */
@@ -23,12 +18,12 @@ static struct lk_sequence *new_sequence(struct lk_intake *intake, struct lk_chan
     struct lk_sequence *sequence = intake->spare_sequence[pool];
     *ret = (struct lk_refusal){.row = LK_ROW_WHOLE};
     if (intake->draining)
-        *ret = refusal_of(LK_REASON_DRAINING, 0, 0);
+        lk_found(ret, LK_REASON_DRAINING, 0, 0);
     else if (channel->sequence_count >= channel->limits.max_sequences)
-        *ret = refusal_of(LK_REASON_SEQUENCES_QUOTA, channel->sequence_count + 1,
-                          channel->limits.max_sequences);
+        lk_found(ret, LK_REASON_SEQUENCES_QUOTA, channel->sequence_count + 1,
+                 channel->limits.max_sequences);
     else if (!sequence)
-        *ret = refusal_of(LK_REASON_SEQUENCES_POOL, p->sequences + 1, p->config->max_sequences);
+        lk_found(ret, LK_REASON_SEQUENCES_POOL, p->sequences + 1, p->config->max_sequences);
     if (ret->reason)
         return NULL;
     intake->spare_sequence[pool] = sequence->next;
@@ -79,7 +74,7 @@ static enum lk_run run_truncate(struct lk_intake *intake, struct lk_submission *
     if (!sequence)
         return run;
     if (length > lk_sequence_longest(sequence)) {
-        refusal = refusal_of(LK_REASON_TRUNCATE, length, lk_sequence_longest(sequence));
+        lk_found(&refusal, LK_REASON_TRUNCATE, length, lk_sequence_longest(sequence));
         return lk_refuse(intake, s, &refusal);
     }
     lk_sequence_truncate(sequence, length);
@@ -104,15 +99,13 @@ static enum lk_reason lease_unfit(const struct lk_intake *intake, const struct l
     const struct lk_pool *pool = &intake->pool[desc->pool];
     *ret = (struct lk_refusal){.row = LK_ROW_WHOLE};
     if (intake->draining)
-        *ret = refusal_of(LK_REASON_DRAINING, 0, 0);
+        lk_found(ret, LK_REASON_DRAINING, 0, 0);
     else if (channel->lease_count >= channel->limits.max_leases)
-        *ret = refusal_of(LK_REASON_LEASES_QUOTA, channel->lease_count + 1,
-                          channel->limits.max_leases);
+        lk_found(ret, LK_REASON_LEASES_QUOTA, channel->lease_count + 1, channel->limits.max_leases);
     else if (!intake->spare_lease[desc->pool])
-        *ret = refusal_of(LK_REASON_LEASES_POOL, pool->leases + 1, LK_LEASES_MAX);
+        lk_found(ret, LK_REASON_LEASES_POOL, pool->leases + 1, LK_LEASES_MAX);
     else if (desc->length > pool->view.pages)
-        *ret =
-            refusal_of(LK_REASON_PAGES_FREE, desc->length, lk_pool_available(pool) * LK_QUAD_PAGES);
+        lk_found(ret, LK_REASON_PAGES_FREE, desc->length, lk_pool_available(pool) * LK_QUAD_PAGES);
     return (enum lk_reason)ret->reason;
 }
 
@@ -129,7 +122,7 @@ static enum lk_run run_open(struct lk_intake *intake, struct lk_submission *s) {
     struct lk_lease *lease = intake->spare_lease[desc->pool];
     int rc = lk_lease_open(lease, s->channel, desc->length);
     if (rc) {
-        refusal = refusal_of(LK_REASON_MEMORY, lk_lease_bytes(lease), 0);
+        lk_found(&refusal, LK_REASON_MEMORY, lk_lease_bytes(lease), 0);
         return lk_refuse(intake, s, &refusal);
     }
     intake->spare_lease[desc->pool] = lease->spare;

@@ -14,13 +14,6 @@
 
 #include "assert.h"
 
-static enum lk_reason found(struct lk_refusal *ret, enum lk_reason reason, uint64_t value,
-                            uint64_t limit) {
-    *ret = (struct lk_refusal){
-        .reason = (uint16_t)reason, .row = LK_ROW_WHOLE, .value = value, .limit = limit};
-    return reason;
-}
-
 /* ---- what the kernels are told ---- */
 
 static uint32_t scan_of(const struct lk_step_desc *step, const struct lk_pool *pool,
@@ -108,12 +101,12 @@ enum lk_reason lk_row_too_large(const struct lk_intake *intake, const struct lk_
     uint64_t budget = (uint64_t)lk_engine_budget_pages(intake->device) * page_tokens;
     uint64_t longest = (uint64_t)lk_engine_row_pages(intake->device) * page_tokens;
     if (!row->exact && row->tokens && row->budget_tokens > budget)
-        return found(ret, LK_REASON_BUDGET_DEVICE, row->budget_tokens, budget);
+        return lk_found(ret, LK_REASON_BUDGET_DEVICE, row->budget_tokens, budget);
     if (row->length > longest)
-        return found(ret, LK_REASON_LENGTH_DEVICE, row->length, longest);
+        return lk_found(ret, LK_REASON_LENGTH_DEVICE, row->length, longest);
     uint64_t bytes = row_workspace(intake->device, row);
     if (bytes > intake->workspace_bytes)
-        return found(ret, LK_REASON_WORKSPACE, bytes, intake->workspace_bytes);
+        return lk_found(ret, LK_REASON_WORKSPACE, bytes, intake->workspace_bytes);
     return LK_REASON_NONE;
 }
 
@@ -203,12 +196,12 @@ static enum lk_reason position_invalid(const struct lk_submission *s, uint32_t i
     if (desc->position == length)
         return LK_REASON_NONE;
     if (s->op == LK_OP_ATTEND)
-        return found(ret, LK_REASON_POSITION, desc->position, length);
+        return lk_found(ret, LK_REASON_POSITION, desc->position, length);
     if (desc->position < stands && desc->tokens <= stands - desc->position)
-        return found(ret, LK_REASON_REPLAYED, desc->position, stands);
+        return lk_found(ret, LK_REASON_REPLAYED, desc->position, stands);
     if (repeats_row(&s->desc->step, index, &row))
-        return found(ret, LK_REASON_ROW_REPEATS, desc->position, row);
-    return found(ret, LK_REASON_POSITION, desc->position, length);
+        return lk_found(ret, LK_REASON_ROW_REPEATS, desc->position, row);
+    return lk_found(ret, LK_REASON_POSITION, desc->position, length);
 }
 
 static enum lk_reason row_unfit(struct lk_intake *intake, const struct lk_submission *s,
@@ -228,7 +221,7 @@ static enum lk_reason row_unfit(struct lk_intake *intake, const struct lk_submis
     if (reason)
         return reason;
     if (end > sequence->pool->max_tokens)
-        return found(ret, LK_REASON_LENGTH_MAX, end, sequence->pool->max_tokens);
+        return lk_found(ret, LK_REASON_LENGTH_MAX, end, sequence->pool->max_tokens);
     layer->check_serial = s->serial;
     layer->check_length = end;
     if (end > length)

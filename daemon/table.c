@@ -22,7 +22,7 @@ enum lk_run lk_run_tables(struct lk_intake *intake, struct lk_submission *s) {
     struct lk_refusal refusal;
     struct lk_lease *lease;
     if (desc->handle == 0) { /* as any zero handle, before it is looked up */
-        refusal = (struct lk_refusal){.reason = LK_REASON_HANDLE_NONE, .row = LK_ROW_WHOLE};
+        lk_found(&refusal, LK_REASON_HANDLE_NONE, 0, 0);
         return lk_refuse(intake, s, &refusal);
     }
     if (lk_find_lease(intake, s->channel, desc->handle, UINT32_MAX, &lease, &refusal) ||
@@ -310,10 +310,7 @@ enum lk_run lk_run_invalidate(struct lk_intake *intake, struct lk_submission *s)
     for (uint32_t i = 0; i < desc->count && !s->started; i++) {
         uint32_t id = __atomic_load_n(&ids[i], __ATOMIC_RELAXED);
         if (id >= lease->pages) {
-            refusal = (struct lk_refusal){.reason = LK_REASON_TABLE_PAGE,
-                                          .row = LK_ROW_WHOLE,
-                                          .value = id,
-                                          .limit = lease->pages};
+            lk_found(&refusal, LK_REASON_TABLE_PAGE, id, lease->pages);
             return lk_refuse(intake, s, &refusal);
         }
     }

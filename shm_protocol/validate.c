@@ -23,11 +23,6 @@ static enum lk_reason found(struct lk_refusal *ret, enum lk_reason reason, uint3
     return reason;
 }
 
-static enum lk_reason whole(struct lk_refusal *ret, enum lk_reason reason, uint64_t value,
-                            uint64_t limit) {
-    return found(ret, reason, LK_ROW_WHOLE, value, limit);
-}
-
 static uint64_t float_bits(float f) {
     uint32_t bits;
     memcpy(&bits, &f, sizeof(bits));
@@ -69,32 +64,32 @@ static enum lk_reason desc_bytes_invalid(const struct desc_shape *shape, uint32_
     if (bytes == shape->head)
         return LK_REASON_NONE;
     if (bytes < shape->head || shape->rows_max == 0)
-        return whole(ret, LK_REASON_DESC_BYTES, bytes, shape->head);
+        return lk_found(ret, LK_REASON_DESC_BYTES, bytes, shape->head);
     uint32_t rows = (bytes - shape->head) / shape->row, needed = shape->head + rows * shape->row;
     if (rows > shape->rows_max)
-        return whole(ret, LK_REASON_ROWS, rows, shape->rows_max);
-    return bytes == needed ? LK_REASON_NONE : whole(ret, LK_REASON_DESC_BYTES, bytes, needed);
+        return lk_found(ret, LK_REASON_ROWS, rows, shape->rows_max);
+    return bytes == needed ? LK_REASON_NONE : lk_found(ret, LK_REASON_DESC_BYTES, bytes, needed);
 }
 
 enum lk_reason lk_sqe_invalid(const struct lk_sqe *sqe, uint64_t descriptor_area,
                               struct lk_refusal *ret) {
     if (sqe->op == 0 || sqe->op >= LK_OP_COUNT)
-        return whole(ret, LK_REASON_OP, sqe->op, LK_OP_COUNT - 1);
+        return lk_found(ret, LK_REASON_OP, sqe->op, LK_OP_COUNT - 1);
     uint64_t reserved = sqe->reserved;
     reserved |= sqe->wait_fence ? 0 : sqe->wait_value;
     reserved |= sqe->signal_fence ? 0 : sqe->signal_value;
     for (size_t i = 0; i < sizeof(sqe->reserved2) / sizeof(sqe->reserved2[0]); i++)
         reserved |= sqe->reserved2[i];
     if (reserved)
-        return whole(ret, LK_REASON_RESERVED, reserved, 0);
+        return lk_found(ret, LK_REASON_RESERVED, reserved, 0);
     uint32_t bytes = sqe->desc_bytes;
     enum lk_reason reason = desc_bytes_invalid(&desc_shapes[sqe->op], bytes, ret);
     if (reason)
         return reason;
     if (sqe->desc % 8 != 0)
-        return whole(ret, LK_REASON_DESC_OFFSET, sqe->desc, 8);
+        return lk_found(ret, LK_REASON_DESC_OFFSET, sqe->desc, 8);
     if (sqe->desc > descriptor_area || bytes > descriptor_area - sqe->desc)
-        return whole(ret, LK_REASON_DESC_RANGE, sqe->desc, descriptor_area);
+        return lk_found(ret, LK_REASON_DESC_RANGE, sqe->desc, descriptor_area);
     return LK_REASON_NONE;
 }
 
@@ -102,9 +97,9 @@ enum lk_reason lk_fences_invalid(const struct lk_sqe *sqe, const struct lk_bound
                                  struct lk_refusal *ret) {
     uint32_t fences = bounds->device_bytes ? LK_DEVICE_FENCES : 0;
     if (sqe->wait_fence > fences)
-        return whole(ret, LK_REASON_FENCE_NONE, sqe->wait_fence, fences);
+        return lk_found(ret, LK_REASON_FENCE_NONE, sqe->wait_fence, fences);
     if (sqe->signal_fence > fences)
-        return whole(ret, LK_REASON_FENCE_NONE, sqe->signal_fence, fences);
+        return lk_found(ret, LK_REASON_FENCE_NONE, sqe->signal_fence, fences);
     return LK_REASON_NONE;
 }
 
@@ -161,33 +156,33 @@ static unsigned step_uses(uint16_t op) {
 static enum lk_reason selection_invalid(const struct lk_step_desc *s, uint32_t page_tokens,
                                         struct lk_refusal *ret) {
     if (s->budget && s->budget < page_tokens)
-        return whole(ret, LK_REASON_BUDGET, s->budget, page_tokens);
+        return lk_found(ret, LK_REASON_BUDGET, s->budget, page_tokens);
     if (s->sampled < -1)
-        return whole(ret, LK_REASON_SAMPLED, (uint64_t)(int64_t)s->sampled, 0);
+        return lk_found(ret, LK_REASON_SAMPLED, (uint64_t)(int64_t)s->sampled, 0);
     if (!(s->mass_target >= 0.0f && s->mass_target <= 1.0f)) /* NaN fails both */
-        return whole(ret, LK_REASON_MASS_TARGET, float_bits(s->mass_target), 1);
+        return lk_found(ret, LK_REASON_MASS_TARGET, float_bits(s->mass_target), 1);
     if (!isfinite(s->sm_scale))
-        return whole(ret, LK_REASON_SM_SCALE, float_bits(s->sm_scale), 0);
+        return lk_found(ret, LK_REASON_SM_SCALE, float_bits(s->sm_scale), 0);
     if (s->scan > LK_SCAN_TREE)
-        return whole(ret, LK_REASON_SCAN, s->scan, LK_SCAN_TREE);
+        return lk_found(ret, LK_REASON_SCAN, s->scan, LK_SCAN_TREE);
     if (s->sink_pages > LK_FIXED_PAGES_MAX)
-        return whole(ret, LK_REASON_SINK_PAGES, s->sink_pages, LK_FIXED_PAGES_MAX);
+        return lk_found(ret, LK_REASON_SINK_PAGES, s->sink_pages, LK_FIXED_PAGES_MAX);
     if (s->recent_pages < 1 || s->recent_pages > LK_FIXED_PAGES_MAX)
-        return whole(ret, LK_REASON_RECENT_PAGES, s->recent_pages, LK_FIXED_PAGES_MAX);
+        return lk_found(ret, LK_REASON_RECENT_PAGES, s->recent_pages, LK_FIXED_PAGES_MAX);
     return LK_REASON_NONE;
 }
 
 static enum lk_reason step_head_invalid(uint16_t op, const struct lk_step_desc *s, uint32_t bytes,
                                         const struct lk_bounds *bounds, struct lk_refusal *ret) {
     if (s->rows > LK_ROWS_MAX)
-        return whole(ret, LK_REASON_ROWS, s->rows, LK_ROWS_MAX);
+        return lk_found(ret, LK_REASON_ROWS, s->rows, LK_ROWS_MAX);
     if (bytes != sizeof(*s) + s->rows * sizeof(struct lk_row_desc))
-        return whole(ret, LK_REASON_DESC_BYTES, bytes,
-                     sizeof(*s) + s->rows * sizeof(struct lk_row_desc));
+        return lk_found(ret, LK_REASON_DESC_BYTES, bytes,
+                        sizeof(*s) + s->rows * sizeof(struct lk_row_desc));
     if (s->reserved || s->reserved2)
-        return whole(ret, LK_REASON_RESERVED, s->reserved | s->reserved2, 0);
+        return lk_found(ret, LK_REASON_RESERVED, s->reserved | s->reserved2, 0);
     if (s->pool >= bounds->pool_count)
-        return whole(ret, LK_REASON_POOL, s->pool, bounds->pool_count);
+        return lk_found(ret, LK_REASON_POOL, s->pool, bounds->pool_count);
     const struct lk_pool_shape *pool = &bounds->pools[s->pool];
     enum lk_reason reason = LK_REASON_NONE;
     if (step_uses(op) & USES_Q)
@@ -291,17 +286,17 @@ enum lk_reason lk_object_invalid(uint16_t op, const struct lk_object_desc *objec
     bool makes = op == LK_OP_SEQUENCE_CREATE || op == LK_OP_LEASE_OPEN;
     bool lists = op == LK_OP_COPY_PAGES || op == LK_OP_INVALIDATE;
     if (bytes != sizeof(*object))
-        return whole(ret, LK_REASON_DESC_BYTES, bytes, sizeof(*object));
+        return lk_found(ret, LK_REASON_DESC_BYTES, bytes, sizeof(*object));
     if (makes && object->pool >= bounds->pool_count)
-        return whole(ret, LK_REASON_POOL, object->pool, bounds->pool_count);
+        return lk_found(ret, LK_REASON_POOL, object->pool, bounds->pool_count);
     if (!makes && object->handle == 0)
-        return whole(ret, LK_REASON_HANDLE_NONE, 0, 0);
+        return lk_found(ret, LK_REASON_HANDLE_NONE, 0, 0);
     if (op == LK_OP_LEASE_OPEN && object->length == 0)
-        return whole(ret, LK_REASON_LEASE_EMPTY, 0, 1);
+        return lk_found(ret, LK_REASON_LEASE_EMPTY, 0, 1);
     if (!lists)
         return LK_REASON_NONE;
     if (object->count > LK_LIST_MAX)
-        return whole(ret, LK_REASON_COUNT, object->count, LK_LIST_MAX);
+        return lk_found(ret, LK_REASON_COUNT, object->count, LK_LIST_MAX);
     uint64_t entry = op == LK_OP_COPY_PAGES ? 2 * sizeof(uint32_t) : sizeof(uint32_t);
     return area_invalid(
         (struct area){LK_REASON_LIST_RANGE, object->list, object->count * entry, LK_REASON_NONE},
@@ -325,14 +320,14 @@ enum lk_reason lk_tables_invalid(const struct lk_tables_desc *tables, uint32_t b
                                  const struct lk_bounds *bounds, uint32_t page_tokens,
                                  struct lk_refusal *ret) {
     if (tables->rows > LK_ROWS_MAX)
-        return whole(ret, LK_REASON_ROWS, tables->rows, LK_ROWS_MAX);
+        return lk_found(ret, LK_REASON_ROWS, tables->rows, LK_ROWS_MAX);
     uint64_t needed = sizeof(*tables) + tables->rows * sizeof(struct lk_table_desc);
     if (bytes != needed)
-        return whole(ret, LK_REASON_DESC_BYTES, bytes, needed);
+        return lk_found(ret, LK_REASON_DESC_BYTES, bytes, needed);
     if (tables->handle == 0)
-        return whole(ret, LK_REASON_HANDLE_NONE, 0, 0);
+        return lk_found(ret, LK_REASON_HANDLE_NONE, 0, 0);
     if (tables->set >= LK_TABLE_SETS)
-        return whole(ret, LK_REASON_TABLE_SET, tables->set, LK_TABLE_SETS);
+        return lk_found(ret, LK_REASON_TABLE_SET, tables->set, LK_TABLE_SETS);
     enum lk_reason reason = LK_REASON_NONE;
     const struct lk_table_desc *rows = lk_tables_rows(tables);
     for (uint32_t i = 0; i < tables->rows && !reason; i++)

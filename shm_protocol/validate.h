@@ -20,6 +20,7 @@
 #ifndef LK_VALIDATE_H
 #define LK_VALIDATE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -137,6 +138,19 @@ struct lk_refusal {
     uint32_t row;
     uint64_t value, limit;
 };
+
+/* The submission itself is at fault. -> reason. */
+static inline enum lk_reason lk_found(struct lk_refusal *ret, enum lk_reason reason, uint64_t value,
+                                      uint64_t limit) {
+    *ret = (struct lk_refusal){
+        .reason = (uint16_t)reason, .row = LK_ROW_WHOLE, .value = value, .limit = limit};
+    return reason;
+}
+
+static inline bool lk_op_is_step(uint16_t op) { /* its descriptor is a lk_step_desc */
+    return op == LK_OP_APPEND || op == LK_OP_DECODE || op == LK_OP_ATTEND || op == LK_OP_WRITE ||
+           op == LK_OP_ATTEND_TABLE;
+}
 
 /* -errno of a reason (0 of NONE): the status of its completion. */
 int lk_reason_errno(uint16_t reason);

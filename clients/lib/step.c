@@ -9,11 +9,6 @@
 
 #include <errno.h>
 
-static bool is_step(uint16_t op) {
-    return op == LK_OP_APPEND || op == LK_OP_DECODE || op == LK_OP_ATTEND || op == LK_OP_WRITE ||
-           op == LK_OP_ATTEND_TABLE;
-}
-
 /* A pointer that may be NULL. */
 static int offset_or_none(struct locks *l, const void *pointer, const char *what, uint32_t row,
                           uint64_t *ret) {
@@ -147,7 +142,7 @@ static int submit(struct locks *l, uint16_t op, const struct locks_step *step,
                   const struct locks_row *rows, uint32_t count, const struct locks_fences *fences,
                   uint64_t user_data, bool wait, uint32_t *ret_flight) {
     struct lk_step_desc *desc;
-    if (!is_step(op))
+    if (!lk_op_is_step(op))
         return lk_client_fail(l, -EINVAL, "operation %u has no rows, it cannot be submitted so",
                               op);
     if (!step || (count && !rows))
