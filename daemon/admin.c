@@ -30,12 +30,7 @@ static void set_u64(json_t *object, const char *name, uint64_t value) {
 
 /* ---- pools ---- */
 
-static const char *dtype_name(uint32_t dtype) {
-    return dtype == LK_DTYPE_FP32 ? "fp32" : dtype == LK_DTYPE_FP16 ? "fp16" : "bf16";
-}
-
 static json_t *pool_json(const struct lk_pool_status *pool, const struct lk_pool_config *config) {
-    static const char *const scans[] = {"auto", "full", "coarse", "nested", "tree"};
     const struct lk_geometry *g = &pool->geometry;
     json_t *object = json_object();
     json_object_set_new(object, "name", json_string(pool->name));
@@ -45,8 +40,8 @@ static json_t *pool_json(const struct lk_pool_status *pool, const struct lk_pool
     set_u64(object, "head_dim", g->head_dim);
     set_u64(object, "page_tokens", g->page_tokens);
     set_u64(object, "rank", g->rank);
-    json_object_set_new(object, "dtype", json_string(dtype_name(g->dtype)));
-    json_object_set_new(object, "scan", json_string(scans[config->scan]));
+    json_object_set_new(object, "dtype", json_string(lk_config_dtype_name(g->dtype)));
+    json_object_set_new(object, "scan", json_string(lk_config_scan_name(config->scan)));
     set_u64(object, "budget_tokens", config->budget);
     set_u64(object, "capacity_tokens", pool->capacity_tokens);
     set_u64(object, "free_tokens", pool->pages_free * g->page_tokens);

@@ -644,6 +644,14 @@ static const void *wrong(const struct lk_config *config, const struct lk_origins
     return field;
 }
 
+const char *lk_config_dtype_name(uint32_t dtype) {
+    return dtype_names[dtype - LK_BF16];
+}
+
+const char *lk_config_scan_name(uint32_t scan) {
+    return scan_names[scan - LK_SCAN_AUTO];
+}
+
 const char *lk_config_invalid(const struct lk_config *config, const struct lk_origins *origins,
                               char *text, size_t bytes) {
     char place[LK_PLACE_BYTES], reason[512];

@@ -76,6 +76,9 @@ int lk_config_load(const char *path, struct lk_config *ret, struct lk_origins *r
  * the command line says. -> 0, or -EINVAL with "OPTION: ..." in why. */
 int lk_config_set(struct lk_config *config, struct lk_origins *origins, const char *option,
                   const char *assignment, char *why, size_t why_bytes);
+/* The words of the keys dtype and scan, for a pool's valid values. */
+const char *lk_config_dtype_name(uint32_t dtype);
+const char *lk_config_scan_name(uint32_t scan);
 /* Once all is said: a default that follows another value does so. */
 void lk_config_settle(struct lk_config *config, const struct lk_origins *origins);
 /* NULL if consistent (pools present, bounds tied together), else the reason, its place first. */

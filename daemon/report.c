@@ -24,19 +24,17 @@ static const char *count_text(uint64_t value, char text[32]) {
 }
 
 static void report_pool(const struct lk_pool_status *pool, const struct lk_pool_config *config) {
-    static const char *const dtypes[] = {"", "bf16", "fp16", "fp32"};
-    static const char *const scans[] = {"auto", "full", "coarse", "nested", "tree"};
     const struct lk_geometry *g = &pool->geometry;
     char capacity[32], pages[32], token[32], budget[32], memory[16];
     lk_log(LK_LOG_INFO,
            "pool %s: layers %u, kv_heads %u, group %u, head_dim %u, page_tokens %u, rank %u, %s",
            pool->name, g->layers, g->kv_heads, g->group, g->head_dim, g->page_tokens, g->rank,
-           dtypes[g->dtype]);
+           lk_config_dtype_name(g->dtype));
     lk_log(LK_LOG_INFO, "    room for %s tokens (%s pages), %s bytes a token, %s in all",
            count_text(pool->capacity_tokens, capacity), count_text(pool->pages, pages),
            count_text(pool->bytes_per_token, token), lk_memory_text(pool->memory_bytes, memory));
     lk_log(LK_LOG_INFO, "    by default a row attends %s tokens, scan %s",
-           count_text(config->budget, budget), scans[config->scan]);
+           count_text(config->budget, budget), lk_config_scan_name(config->scan));
 }
 
 void lk_report_missing(const struct lk_access *access, const struct lk_placement *placement) {
