@@ -32,7 +32,7 @@ struct lk_channel_open {
     struct lk_submission_head *submission; /* mapped; read and written as the ABI says */
     struct lk_completion_head *completion;
     uint8_t *arena;
-    uint64_t submission_bytes, completion_bytes, arena_bytes;
+    uint64_t submission_bytes, arena_bytes;
     int bell; /* wakes either side: lk_bell_ring(), lk_bell_drain() of shm_protocol/ring.h */
     /* Called on the intake thread when nothing of the channel is in flight any more and its pages
      * are back: the segments may be unmapped, descriptors closed. */

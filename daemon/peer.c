@@ -268,7 +268,6 @@ static int add_channel(struct lk_server *server, struct lk_peer *peer, char *why
         .completion = memory->completion,
         .arena = memory->arena,
         .submission_bytes = memory->sizes.submission_bytes,
-        .completion_bytes = memory->sizes.completion_bytes,
         .arena_bytes = memory->sizes.arena_bytes,
         .bell = memory->bell,
         .released = lk_server_released,

@@ -52,7 +52,6 @@ static void fill_table_row(const struct lk_submission *s, uint32_t index,
     uint64_t length = lk_lease_row(lease, desc)->length;
     lk_fill_row(s, index, lease->pool, length, ret);
     ret->table = lk_lease_table(lease, desc->table_set, desc->table_row);
-    ret->table_shift = 0;
     if (!ret->exact && ret->scan == LK_TREE && !lk_lease_has_supers(lease, desc))
         ret->scan = LK_NESTED;
 }

@@ -8,8 +8,8 @@
  * compared with what the system says it has, because a populated mapping that exceeds it would be
  * ended, not refused. Any thread. Does not lock memory nor bind it to a node.
  */
-#ifndef LK_MEMORY_H
-#define LK_MEMORY_H
+#ifndef LK_GRAPHS_MEMORY_H
+#define LK_GRAPHS_MEMORY_H
 
 #include <stddef.h>
 #include <stdint.h>

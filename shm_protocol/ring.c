@@ -231,10 +231,6 @@ int lk_ring_daemon_peek(struct lk_ring_daemon *ring, uint32_t *ret) {
     return 0;
 }
 
-bool lk_ring_daemon_blocked(const struct lk_ring_daemon *ring) {
-    return ring->sq_tail_seen != ring->sq_head && room(ring) == 0;
-}
-
 void lk_ring_daemon_copy_sqe(const struct lk_ring_daemon *ring, uint32_t ahead,
                              struct lk_sqe *ret) {
     memcpy(ret, &ring->sq[(ring->sq_head + ahead) & (ring->sq_entries - 1)], sizeof(*ret));

@@ -126,9 +126,6 @@ void lk_ring_daemon_init(struct lk_ring_daemon *ring, const struct lk_submission
 /* S2, D2: *ret: submissions that may be taken now: those in the ring, as far as there is room for
  * their completions. -EPROTO: the client's tail or cq_head lies; the channel is to be closed. */
 int lk_ring_daemon_peek(struct lk_ring_daemon *ring, uint32_t *ret);
-/* True if the client has entries in the ring that wait for room: it does not read its
- * completions. */
-bool lk_ring_daemon_blocked(const struct lk_ring_daemon *ring);
 /* Copies entry number `ahead` (< what peek said) beyond the head. */
 void lk_ring_daemon_copy_sqe(const struct lk_ring_daemon *ring, uint32_t ahead, struct lk_sqe *ret);
 /* Copies the descriptor of a private, validated (lk_sqe_invalid) entry: sqe->desc_bytes bytes. */

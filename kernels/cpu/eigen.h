@@ -187,8 +187,6 @@ LK_INLINE void eigen_diagonalise(struct eigen_tridiagonal *t, double *z, uint32_
 
 #if LANES > 4
 
-typedef int64_t iwide __attribute__((vector_size(4 * LANES)));
-
 LK_INLINE wide wide_choose(iwide where, wide yes, wide no) {
     return (wide)(((iwide)yes & where) | ((iwide)no & ~where));
 }

@@ -61,7 +61,7 @@ static uint64_t take_all(const struct left *left, uint32_t *ret_page, float *ret
 }
 
 struct strata { /* points not met yet */
-    u128 total, step, next;
+    u128 step, next;
     uint32_t count, met;
 };
 
@@ -88,7 +88,7 @@ uint64_t lk_sample(const double *share, uint64_t pages, const uint32_t *kept, ui
     left.F = sum_blocks(&left, sums);
     u128 total = (u128)20 * left.L * left.F;
     struct strata strata = {
-        .total = total, .step = total / count, .next = total / (2 * (u128)count), .count = count};
+        .step = total / count, .next = total / (2 * (u128)count), .count = count};
     for (uint64_t j = 0; j < pages && strata.met < count; j += LK_SAMPLE_BLOCK) {
         uint64_t end = j + LK_SAMPLE_BLOCK < pages ? j + LK_SAMPLE_BLOCK : pages, k_end = k;
         while (k_end < kept_count && kept[k_end] < end)

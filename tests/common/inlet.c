@@ -162,7 +162,6 @@ int inlet_connect(struct inlet *inlet, struct inlet_client *client, uid_t uid, u
                                    .completion = m->completion,
                                    .arena = m->arena,
                                    .submission_bytes = m->sizes.submission_bytes,
-                                   .completion_bytes = m->sizes.completion_bytes,
                                    .arena_bytes = m->sizes.arena_bytes,
                                    .bell = m->bell,
                                    .released = on_released,
