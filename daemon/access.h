@@ -29,7 +29,7 @@ struct lk_identity {
 
 /* Looks the group up; may block: at the start, and at a reload. */
 void lk_access_open(const char *group, struct lk_access *ret);
-/* "root, uid 998 and group locks" -> text */
+/* "root, uid 998 and members of group locks" -> text */
 const char *lk_access_describe(const struct lk_access *access, char *text, size_t bytes);
 /* -> 0 and who it is; -EACCES with a sentence in why, ret filled as well. */
 int lk_access_check(const struct lk_access *access, int socket, struct lk_identity *ret, char *why,

@@ -2,8 +2,8 @@
 /*
  * audit.c - lk_ledger_check(): does the ledger agree with itself? See ledger.h.
  *
- * It counts what tables and notes of copies name and compares with what quads say. Used after a
- * crash and by tests after every step; allocates its counts.
+ * It counts what tables and notes of copies name and compares with what quads say. Tests call it
+ * after every step; it allocates its counts.
  */
 #include "ledger.h"
 

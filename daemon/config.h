@@ -49,18 +49,19 @@ struct lk_config {
     uint32_t cpu_path;         /* auto, portable, avx2, avx512 */
     bool memlock;              /* lock pool memory */
     uint32_t log_level;        /* 0 error .. 3 debug (reload) */
-    uint32_t
-        drain_seconds; /* SIGTERM waits so long for work in flight and connected clients (reload) */
-    /* [limits], each per connection unless it says otherwise (reload: for connections to come) */
-    uint32_t max_channels;
-    uint32_t max_channels_per_uid;
+    uint32_t drain_seconds;    /* SIGTERM waits so long for clients that hold sequences or leases or
+                                  have work in flight (reload) */
+    /* [limits], each of a connection unless it says otherwise (reload, at once for those connected,
+     * but for max_row_tokens) */
+    uint32_t max_channels;         /* of the daemon */
+    uint32_t max_channels_per_uid; /* of the daemon */
     uint32_t max_sequences;
     uint32_t max_leases;
-    uint64_t max_pages;         /* 0: the whole pool */
-    uint64_t max_pages_per_uid; /* 0: the whole pool */
-    uint64_t max_arena_bytes;
+    uint64_t max_pages;              /* 0: the whole pool */
+    uint64_t max_pages_per_uid;      /* 0: the whole pool */
+    uint64_t max_arena_bytes;        /* (reload: of arenas to come) */
     uint64_t max_device_arena_bytes; /* 0: none may be had */
-    uint32_t fence_ms;               /* a submission waits so long for a fence (at once) */
+    uint32_t fence_ms;               /* a submission waits so long for a fence */
     uint32_t max_row_tokens;
     /* [pool NAME] */
     uint32_t pools;

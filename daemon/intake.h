@@ -75,13 +75,16 @@ struct lk_intake_status {
 /* Opens the pools on the engine and the ledger. -> 0 or -errno, sentence in why. */
 int lk_intake_open(const struct lk_config *config, struct lk_engine *engine, struct lk_intake **ret,
                    char *why, size_t why_bytes);
-int lk_intake_start(struct lk_intake *intake); /* the thread */
+int lk_intake_start(struct lk_intake *intake); /* the thread. -> 0 or -errno */
 /* Stops taking submissions, finishes what is in flight, ends the thread. */
 void lk_intake_stop(struct lk_intake *intake);
 void lk_intake_close(struct lk_intake *intake);
 
 /* Calls from other threads; block until carried out (microseconds; on a GPU adding a channel takes
- * some tenths of a second a GiB of arena, which only the caller waits for). */
+ * some tenths of a second a GiB of arena, which only the caller waits for).
+ *
+ * -> 0; -EDQUOT: too many channels, of all or of the user; another -errno of the bell or the
+ * device's mapping; a sentence in why, and nothing of `open` is kept. */
 int lk_intake_channel_add(struct lk_intake *intake, const struct lk_channel_open *open, char *why,
                           size_t why_bytes);
 /* The client is gone: take no more of it, free all when the device is done, then `released`. Also
@@ -106,7 +109,7 @@ void lk_intake_status(struct lk_intake *intake, struct lk_intake_status *ret);
 /* Up to count channels -> number there are. */
 uint32_t lk_intake_channels(struct lk_intake *intake, struct lk_channel_status *ret,
                             uint32_t count);
-/* Pool by index as a client of `uid` may see it. -ENOENT. ret_fd (may be NULL): the pool's memfd,
+/* Pool by index as a client may see it. -ENOENT. ret_fd (may be NULL): the pool's memfd,
  * still the engine's. */
 int lk_intake_pool(struct lk_intake *intake, uint32_t index, struct lk_msg_pool *ret, int *ret_fd);
 /* CLOCK_MONOTONIC ns of the last tick, for the watchdog; any thread, no blocking. */

@@ -4,8 +4,8 @@
  *
  * Idea: everything that must survive the daemon's death lies here as plain integers: no pointers,
  * offsets computed from the configuration alone. What can be computed again (free lists, lengths
- * of work in flight, quotas) is not here. A new daemon maps the memfd, calls lk_ledger_check(),
- * repairs what a crash may leave (below) and serves on.
+ * of work in flight, quotas) is not here. So a new daemon could map the memfd, call
+ * lk_ledger_check(), repair what a crash may leave (below) and serve on; this one starts anew.
  *
  *   lk_ledger_head, then of each pool:
  *     quads         lk_ledger_quad [quads]               references, generation, copy on its way

@@ -24,8 +24,8 @@ struct lk_listener {
 };
 
 /* Listens, non-blocking; nobody is accepted yet. -> 0, or -errno with a sentence in why:
- * -EADDRINUSE somebody listens there already, -EEXIST the path is no socket, -EINVAL systemd passed
- * something else. */
+ * -EADDRINUSE somebody listens there already, -EBUSY another daemon that starts holds the folder's
+ * lock, -EEXIST the path is no socket, -EINVAL systemd passed something else. */
 int lk_listener_open(const char *path, struct lk_listener *ret, char *why, size_t why_bytes);
 void lk_listener_close(struct lk_listener *listener);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * log.c - see log.h. State is two atomics and the peers' allowance, which a mutex guards.
+ * log.c - see log.h. State is three atomics and the peers' allowance, which a mutex guards.
  */
 #include "log.h"
 

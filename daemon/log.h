@@ -6,8 +6,9 @@
  * for systemd's journal ("<4>..."), which takes the level from the prefix. One line is one write(),
  * so that lines of several threads do not mix. Of what is quoted, a file's or a command line's,
  * control characters come out as '?'. What a client can cause at will goes through lk_log_peer(),
- * which lets a few through a second and counts the rest. Any thread; may block as stderr does, so
- * not from the intake's tick.
+ * which lets a few through a second and counts the rest. Any thread. A reader
+ * that does not read is waited for a second, once, and lines are lost until it does: so not from
+ * the intake's tick.
  */
 #ifndef LK_LOG_H
 #define LK_LOG_H

@@ -78,7 +78,7 @@ uint32_t lk_sequence_copy(struct lk_sequence *sequence, uint64_t at, struct lk_c
 bool lk_sequence_copied(struct lk_pool *pool, uint32_t quad);
 /* The table reaches `end` tokens; quads come from what was promised -> how many were taken. */
 uint32_t lk_sequence_grow(struct lk_sequence *sequence, uint64_t end);
-/* An append of tokens position..end-1 at a layer is about to be launched: pages it touches are not
+/* An append of a layer's tokens up to `end` is about to be launched: pages it touches are not
  * summarised any more, planned grows. */
 void lk_sequence_append(struct lk_sequence *sequence, uint32_t layer, uint64_t end);
 /* The pages that append closed -> how many; fills builds. */

@@ -134,7 +134,7 @@ static void check_workspace(const struct lk_config *config, const struct lk_orig
                lk_memory_text(config->workspace_bytes, set), lk_memory_text(bytes, largest));
 }
 
-/* So may the pool be than a sequence. */
+/* The pool may have less room than its max_tokens, which is no error either. */
 static void check_max_tokens(const struct lk_config *config, const struct lk_origins *origins,
                              const struct lk_pool_config *pool) {
     uint64_t tokens = lk_pool_fitting_pages(config->resolved, pool) * pool->geometry.page_tokens;

@@ -93,7 +93,6 @@ enum lk_run {
 };
 
 /* ---- intake.c ---- */
-uint64_t lk_intake_now_ns(void);
 /* Sequence or lease by a client's handle -> the reason it is none of the channel's. pool: what the
  * submission names, or UINT32_MAX. */
 enum lk_reason lk_find_sequence(struct lk_intake *intake, const struct lk_channel *channel,
@@ -109,6 +108,7 @@ void lk_release_lease(struct lk_intake *intake, struct lk_lease *lease);
 int lk_intake_check(struct lk_intake *intake, char *why, size_t why_bytes);
 
 /* ---- thread.c ---- */
+uint64_t lk_intake_now_ns(void); /* CLOCK_MONOTONIC */
 void lk_intake_call(struct lk_intake *intake, void (*run)(struct lk_intake *, void *),
                     void *argument);
 /* Puts a channel's bell among what wakes intake, and takes it out. */

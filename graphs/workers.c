@@ -5,9 +5,8 @@
  * Pairs of the memory order:
  *   W1 ticket stored by publish  -> W2 ticket loaded by a claim: the stage's data and its total
  *   D1 `finished` added to       -> D2 the same, by the last one: what all tasks wrote
- *   S1 sleepers added to, then ticket loaded (by who sleeps) against S2 ticket stored, then
- *   sleepers
- *      loaded (by who publishes): in one total order, so one of the two sees the other.
+ *   S1 sleepers added to, then ticket loaded (by who sleeps), against S2 ticket stored, then
+ *      sleepers loaded (by who publishes): in one total order, so one of the two sees the other.
  * The totals of two epochs are kept, so that a slow worker that read an old ticket compares it with
  * that ticket's own total; its exchange then fails, because the epoch has moved on.
  */

@@ -11,9 +11,9 @@
  * finished with them. After the welcome a client may ask, one question at a time: LK_MSG_POOL_GET
  * -> lk_msg_pool, LK_MSG_POOL_MAP -> lk_msg_pool_mapped with the pool's page memory as a read-only
  * descriptor, LK_MSG_DEVICE_ARENA -> lk_msg_device_arena_made (below), LK_MSG_ADMIN (a verb) ->
- * lk_msg_admin_reply with a read-only memfd that holds JSON text. An administrator's connection may
- * send LK_MSG_ADMIN without a hello. What a client asked for before it closed the connection is not
- * done after that.
+ * lk_msg_admin_reply with a read-only memfd that holds JSON text. LK_MSG_ADMIN needs no
+ * hello; verbs that change the daemon are an administrator's. What a client asked for before it
+ * closed the connection is not done after that.
  *
  * VERSIONS. Majors must be equal. Each side states the lowest minor it can speak; the smaller of
  * the two minors is spoken if it is no lower than either minimum. Reserved fields are zero, and are
@@ -187,9 +187,9 @@ struct lk_msg_pool_mapped { /* with one descriptor, read-only */
     struct lk_message head;
     uint32_t index;
     uint32_t reserved;
-    uint64_t bytes;      /* of the mapping */
-    uint64_t page_bytes; /* one page of one layer, all KV heads: the stride of a page id */
-    uint64_t layer_bytes;
+    uint64_t bytes;       /* of the mapping */
+    uint64_t page_bytes;  /* one page of one layer, all KV heads: the stride of a page id */
+    uint64_t layer_bytes; /* one layer of all pages: the stride of a layer */
 };
 
 struct lk_msg_admin {
@@ -348,16 +348,16 @@ struct lk_step_result {
  * the sentence, the same in client and daemon. New reasons may appear in a new minor. */
 struct lk_cqe {
     uint64_t user_data;
-    uint64_t fence;  /* its number in the channel, from 1; written last */
-    uint64_t value;  /* handle made; or, of a refusal, the value that was wrong */
-    uint64_t limit;  /* of a refusal: what it had to meet */
-    int32_t status;  /* 0 or -errno */
-    uint16_t reason; /* enum lk_reason, 0: none */
-    uint16_t op;     /* enum lk_op */
-    uint32_t row;    /* of a refusal: the row at fault, UINT32_MAX: the whole */
-    uint32_t rows;   /* done */
-    uint64_t total_ns;
-    uint64_t bytes; /* score + select + attend */
+    uint64_t fence;    /* its number in the channel, from 1; written last */
+    uint64_t value;    /* handle made; or, of a refusal, the value that was wrong */
+    uint64_t limit;    /* of a refusal: what it had to meet */
+    int32_t status;    /* 0 or -errno */
+    uint16_t reason;   /* enum lk_reason, 0: none */
+    uint16_t op;       /* enum lk_op */
+    uint32_t row;      /* of a refusal: the row at fault, UINT32_MAX: the whole */
+    uint32_t rows;     /* done */
+    uint64_t total_ns; /* from its taking out of the ring to this */
+    uint64_t bytes;    /* score + select + attend */
 };
 
 /* ---- heads of the segments ---- */

@@ -84,8 +84,8 @@ int lk_ring_client_reserve(struct lk_ring_client *ring, uint32_t desc_bytes,
                            struct lk_sqe **ret_sqe, void **ret_desc);
 /* S1: the daemon may see it from here on. */
 void lk_ring_client_publish(struct lk_ring_client *ring);
-/* W1: true if the daemon sleeps, then lk_bell_ring(). Call after a publish, or after a consume that
- * says so. */
+/* W1: true if the daemon sleeps, then lk_bell_ring(). Call after a publish, or after an advance
+ * that says so. */
 bool lk_ring_client_must_wake(const struct lk_ring_client *ring);
 
 /* The next completion, in place; NULL: none. It stays until advanced over. */

@@ -113,7 +113,7 @@ enum lk_reason {
     LK_REASON_PAGES_FREE,      /* value: pages needed, limit: pages free */
     LK_REASON_WORKSPACE,       /* a row that can never run: value bytes, limit bytes */
     LK_REASON_DRAINING,
-    LK_REASON_CLOSING,       /* the channel goes */
+    LK_REASON_CLOSING,       /* the channel goes; not given in this version */
     LK_REASON_MEMORY,        /* a lease's own, beside its pages; value: bytes */
     LK_REASON_BUDGET_DEVICE, /* value: budget in tokens, limit: the most the device selects */
     LK_REASON_LENGTH_DEVICE, /* value: tokens, limit: the longest row the device scores */

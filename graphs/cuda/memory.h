@@ -25,7 +25,7 @@ struct lk_cuda_memory { /* of the device */
 };
 
 /* Takes, maps and clears `bytes` on device `gpu`; all are clear when it returns. -> 0, -ENOMEM with
- * both sizes in why, -EIO with the driver's words. */
+ * both sizes in why, -ENOTSUP with what the driver lacks, -EIO with the driver's words. */
 int lk_cuda_memory_open(int gpu, uint64_t bytes, struct lk_cuda_memory *ret, char *why,
                         size_t why_bytes);
 void lk_cuda_memory_close(struct lk_cuda_memory *memory); /* of a zeroed struct: nothing */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * sizes.h - what a row takes on the device, in bytes, and a pool's blocks. Pure; any thread.
+ * sizes.h - what a row takes on the device, in bytes, and which geometries it takes. Pure; any
+ * thread.
  *
  * A row's part of the workspace holds, in this order: its block table, its queries, the keys and
  * values it appends (all three brought there by the feed, see feed.h), then what its kernels use.
