@@ -16,7 +16,8 @@
  *     the number of threads or of its neighbours.
  *   - Nothing beyond a row's length is read into a result: stale bytes (NaN, inf) are skipped, not
  *     masked by a product.
- *   - Kernels never allocate, wait or log. Workspace is given, sized by lk_workspace_bytes().
+ *   - Kernels never allocate, wait or log. Workspace is given, sized by the
+ *     backend's lk_*_row_workspace_bytes().
  *   - Client memory (q, k, v, slots) may change under the reader: each value is read once where a
  *     decision hangs on it; no index is ever read from it here. out, lse, list and result are
  *     written, never read.
@@ -44,7 +45,7 @@ extern "C" {
 
 #define LK_KV_HEADS_MAX    256
 #define LK_GROUP_MAX       32  /* query heads of a KV head */
-#define LK_HEAD_DIM_MAX    256 /* largest head dimension of the fields' models */
+#define LK_HEAD_DIM_MAX    256 /* largest head dimension of the models served */
 #define LK_PAGE_TOKENS_MAX 64  /* Gram matrix of a page stays 64 x 64 */
 #define LK_RANK_MAX        16
 #define LK_COARSE_RANK     2  /* directions of the coarse plane and of superpages */
@@ -66,8 +67,7 @@ struct lk_geometry {
 const char *lk_geometry_invalid(const struct lk_geometry *geometry, char *text, size_t bytes);
 
 /* Bytes of the parts. *_bytes are what a scan reads (DESIGN's accounting: d 128, B 16, r 8: 294 and
- * 492),
- * *_stride what lies between records, a multiple of the backend's alignment. */
+ * 492), *_stride what lies between records, a multiple of the backend's alignment. */
 struct lk_layout {
     uint32_t element_bytes;
     uint32_t coarse_bytes, fine_bytes, super_bytes;
@@ -151,7 +151,7 @@ struct lk_row {
     uint32_t exact;     /* length fits the budget or is below dense_below: attend all */
     float mass_target;  /* 0: none */
     float sm_scale;     /* already defaulted */
-    uint8_t *workspace; /* lk_row_workspace_bytes(row), aligned to 64 */
+    uint8_t *workspace; /* the backend's lk_*_row_workspace_bytes(row), aligned to 64 */
     /* Written by the row's stages: logical bytes read. */
     uint64_t score_bytes, select_bytes, attend_bytes;
 };

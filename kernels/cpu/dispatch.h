@@ -2,9 +2,9 @@
 /*
  * dispatch.h - which of a kernel's variants this machine runs.
  *
- * Every kernel with vector variants keeps a table of them by path and looks lk_cpu_path() up; the
- * path is chosen once, by lk_cpu_open(), before any other call. A program that never opens runs the
- * portable path.
+ * Every kernel with vector variants asks lk_cpu_path() which of them to run, by a table or a
+ * switch; the path is chosen once, by lk_cpu_open(), before any other call. A program that never
+ * opens runs the portable path.
  */
 #ifndef LK_CPU_DISPATCH_H
 #define LK_CPU_DISPATCH_H

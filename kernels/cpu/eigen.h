@@ -10,9 +10,8 @@
  *                by the Rayleigh quotient, a far better eigenvalue, three times. What came out is
  *                checked: residual, bracket, neighbours orthogonal.
  *   diagonalise  Implicit QL steps with Wilkinson's shift: whatever the gaps, vectors come out
- *   orthogonal.
- *                A chain of scalar rotations, four times as slow. Taken where isolate's checks
- *                fail: repeated eigenvalues.
+ *                orthogonal. A chain of scalar rotations, four times as slow. Taken where isolate's
+ *                checks fail: repeated eigenvalues.
  *
  * Invariants
  *   - n is a multiple of 8, at most EIGEN_MAX. The matrix is positive semidefinite and finite.
@@ -50,9 +49,8 @@ struct eigen_tridiagonal {
 };
 
 /* Reflection k: v (in place over x, from k + 1 on) with (I - beta v v^T) x = alpha e. -> alpha.
- * What is
- * below `least`, squared, is rounding noise: reflecting noise would breed smaller noise, until it
- * underflows. */
+ * What is below `least`, squared, is rounding noise: reflecting noise would breed smaller noise,
+ * until it underflows. */
 LK_INLINE double eigen_reflect(double *x, uint32_t k, uint32_t n, double least, double *ret_beta) {
     double square = 0, tail = 0;
 
@@ -331,8 +329,8 @@ LK_INLINE wide eigen_untwist(const struct eigen_twist *t, uint32_t n, wide *z) {
     return square;
 }
 
-/* Lane i of z [n] is a unit vector, or zero if it is not live; neighbours must not lean on each
- * other. */
+/* Column i of vectors [n][EIGEN_WANTED] is a unit vector, or zero if it is not live -> whether
+ * neighbours do not lean on each other. */
 LK_INLINE bool eigen_orthogonal(const double *vectors, uint32_t n, uint32_t wanted) {
     for (uint32_t i = 1; i < wanted; i++) {
         double product = 0;

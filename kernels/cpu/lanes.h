@@ -109,7 +109,7 @@ LK_INLINE wide wide_fma(wide a, wide b, wide c) {
 LK_INLINE lanes lanes_abs(lanes x) {
     return (lanes)((ilanes)x & 0x7fffffff);
 }
-/* Of numbers. */
+/* Where either is NaN: b. */
 LK_INLINE lanes lanes_max(lanes a, lanes b) {
     ilanes more = a > b;
     return (lanes)(((ilanes)a & more) | ((ilanes)b & ~more));

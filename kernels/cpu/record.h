@@ -12,8 +12,8 @@
  *                                                direction: product of basis and coefficient scale
  *
  * A basis code is 4 bits, value + 8, 1..15. For each eight channels and direction there are four
- * bytes: byte j holds channel j low and channel j + 4 high. A 512-bit load is thus two directions x
- * 32 dwords' worth of channels, and the same query operand serves every pair.
+ * bytes: byte j holds channel j low and channel j + 4 high. A 512-bit load is thus two directions
+ * of 64 channels, and the same query operand serves every pair.
  *
  * A dead direction has codes 8, coefficients 0 and scale 0. Every byte of a record is written.
  * Invariant: offsets are even, so that scales are aligned.

@@ -149,7 +149,7 @@ __device__ __forceinline__ void run_heads(const struct scan_args &a, uint32_t wa
     }
 }
 
-/* ---- the warp that fetches ---- */
+/* ---- the warps that fetch ---- */
 
 /* A tile, told to the warp that scores it. The block table is read several tiles before records are
  * asked for, since under load a read takes as long as a tile. */
