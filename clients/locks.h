@@ -27,6 +27,8 @@
  *   -ESHUTDOWN   the daemon drains           -ECONNRESET  the daemon is gone
  *   -ETIMEDOUT   nothing came in time        -EPROTO      versions do not match
  *   -EACCES      not allowed to connect      -EBUSY       a blocking call before it is late
+ *   -EUSERS      as many clients as may be   -EPERM       a verb for administrators
+ *   -ENOMEM      memory is short, see why    -EMFILE      too many files are open
  *
  * THREADS. One connection, one thread at a time; different connections are independent. The library
  * starts no threads, installs no handlers, writes nothing to stderr.
@@ -68,7 +70,7 @@ typedef uint64_t locks_handle; /* sequence or lease; 0 is none */
 
 struct locks_options {
     uint32_t size; /* sizeof(struct locks_options): newer fields are then 0 for older callers */
-    uint32_t sq_entries;  /* submissions in flight, a power of two; 0: 64 */
+    uint32_t sq_entries;  /* submissions the ring holds, a power of two up to 1024; 0: 64 */
     const char *socket;   /* NULL: $LOCKSD_SOCKET, else LK_SOCKET_PATH */
     const char *name;     /* shown by locksctl clients; NULL: the program's name */
     uint64_t arena_bytes; /* 0: 64 MiB */
@@ -86,17 +88,17 @@ const char *locks_version(void);
 /* ---- pools ---- */
 struct locks_pool {
     uint32_t index, layers, kv_heads, group, head_dim, page_tokens, rank;
-    uint32_t dtype; /* enum lk_dtype, of q, k and v */
-    uint32_t budget, scan;
+    uint32_t dtype;                          /* enum lk_dtype, of q, k and v */
+    uint32_t budget, scan;                   /* defaults: tokens attended a row, enum lk_scan */
     uint64_t pages, pages_quota, pages_free; /* taken by fours: one token takes four pages */
-    uint64_t max_tokens, memory_bytes;
+    uint64_t max_tokens, memory_bytes;       /* of one sequence; of the pool, summaries included */
     char name[LK_NAME_BYTES];
 };
 int locks_pool_count(const struct locks *locks);
 int locks_pool(struct locks *locks, const char *name, struct locks_pool *ret); /* NULL: the first */
 int locks_pool_at(struct locks *locks, uint32_t index, struct locks_pool *ret);
 /* Pages of a pool, read-only, valid until locks_close(): element (layer, page id, kv_head, 0 K / 1
- * V, token, channel). */
+ * V, token, channel); a layer is ret_layer_bytes from the next, a page id ret_page_bytes. */
 int locks_pool_map(struct locks *locks, uint32_t index, const void **ret_pages,
                    uint64_t *ret_layer_bytes, uint64_t *ret_page_bytes);
 
@@ -118,9 +120,9 @@ struct locks_step { /* zero but for pool: the defaults */
     uint32_t budget; /* tokens attended a row; 0: the pool's */
     int32_t sampled; /* pages; LOCKS_SAMPLED_NONE: none; 0: the default (half from 128 pages on) */
     uint32_t scan;   /* enum lk_scan; 0: the pool's; its auto: full, nested above 32K (GPU 512K) */
-    float mass_target;     /* 0: none */
-    float sm_scale;        /* 0: 1/sqrt(head_dim) */
-    uint32_t dense_below;  /* tokens */
+    float mass_target;     /* stop keeping pages at this share, in (0, 1]; 0: none */
+    float sm_scale;        /* logits are q.k * sm_scale; 0: 1/sqrt(head_dim) */
+    uint32_t dense_below;  /* tokens: shorter rows are attended over all their pages */
     uint32_t sink_pages;   /* 0: 1; LOCKS_NO_SINK: none */
     uint32_t recent_pages; /* 0: 1, the newest */
     uint32_t reserved;
@@ -136,7 +138,7 @@ struct locks_row {         /* pointers into the arena; see lk_row_desc for shape
     uint32_t layer;
     uint32_t tokens;
     const void *q, *k, *v;
-    float *out, *lse;
+    float *out, *lse;           /* lse may be NULL */
     struct lk_page_entry *list; /* [kv_heads][list_pages] or NULL */
     uint32_t list_pages;
     uint16_t table_set, table_row;
@@ -162,8 +164,10 @@ struct locks_completion {
     uint64_t user_data;
     int status; /* 0 or -errno; then locks_error() has the sentence */
     uint16_t op;
-    uint32_t rows;
-    uint64_t fence, total_ns, bytes;
+    uint32_t rows;     /* done */
+    uint64_t fence;    /* its number among the connection's, from 1 */
+    uint64_t total_ns; /* at the daemon, from the ring to the completion */
+    uint64_t bytes;    /* read for it: score + select + attend */
 };
 /* The next completion. timeout_ms < 0: for ever. -ETIMEDOUT; -ECONNRESET: the daemon is gone. */
 int locks_wait(struct locks *locks, int timeout_ms, struct locks_completion *ret);
@@ -184,7 +188,7 @@ int locks_arm(struct locks *locks);
 struct locks_table {
     const uint32_t *pages; /* arena, [count], page ids of the lease in token order */
     uint32_t count;
-    uint64_t length;
+    uint64_t length; /* tokens; of the last page those up to it */
 };
 /* The lease has so many pages, but takes them by fours: one page costs four of the pool. */
 int locks_lease_open(struct locks *locks, uint32_t pool, uint64_t pages, locks_handle *ret);
