@@ -673,6 +673,26 @@ START_TEST(defaults_of_a_step) {
 }
 END_TEST
 
+START_TEST(each_call_submits_its_operation) {
+    open_as(ANSWER, 0);
+    struct locks_step step = {0};
+    struct locks_row row = good_row();
+    struct lk_step_desc head;
+    ck_assert_int_eq(locks_append(l, &step, &row, 1), 0);
+    ck_assert_uint_eq(last_taken(&head, sizeof(head)), LK_OP_APPEND);
+    ck_assert_int_eq(locks_decode(l, &step, &row, 1), 0);
+    ck_assert_uint_eq(last_taken(&head, sizeof(head)), LK_OP_DECODE);
+    ck_assert_int_eq(locks_attend(l, &step, &row, 1), 0);
+    ck_assert_uint_eq(last_taken(&head, sizeof(head)), LK_OP_ATTEND);
+    row.position = 0;
+    row.slots = locks_alloc(l, sizeof(*row.slots));
+    ck_assert_int_eq(locks_write(l, &step, &row, 1), 0);
+    ck_assert_uint_eq(last_taken(&head, sizeof(head)), LK_OP_WRITE);
+    ck_assert_int_eq(locks_attend_table(l, &step, &row, 1), 0);
+    ck_assert_uint_eq(last_taken(&head, sizeof(head)), LK_OP_ATTEND_TABLE);
+}
+END_TEST
+
 #define EXPECT_WRONG(change, words)                                                                \
     do {                                                                                           \
         struct locks_step step = {0};                                                              \
@@ -1286,6 +1306,7 @@ int main(void) {
     tcase_add_test(tc, arena_pieces);
     tcase_add_test(tc, arena_random);
     tcase_add_test(tc, defaults_of_a_step);
+    tcase_add_test(tc, each_call_submits_its_operation);
     tcase_add_test(tc, a_device_arena_and_its_fences);
     tcase_add_test(tc, an_older_daemon_has_no_device_arena);
     tcase_add_test(tc, wrong_arguments_never_reach_the_daemon);
