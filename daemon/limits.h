@@ -60,8 +60,6 @@
  * row's step on an H200, nested to full: 48 to 36 us at 128K tokens, 69 to 75 at 512K. */
 #define LK_AUTO_NESTED_TOKENS     32768
 #define LK_AUTO_NESTED_TOKENS_GPU 524288
-/* From so many pages on half of a budget is sampled by default. */
-#define LK_AUTO_SAMPLED_PAGES 128
 
 _Static_assert(sizeof(struct lk_step_desc) + 10 * sizeof(struct lk_row_desc) == LK_INLINE_BYTES,
                "ten rows lie in the submission");

@@ -257,9 +257,9 @@ struct lk_sqe {
 struct lk_step_desc {
     uint32_t pool;
     uint32_t rows;
-    uint32_t budget; /* tokens a row attends; 0: the pool's default */
-    int32_t sampled; /* pages of the budget that are sampled; -1: half of it from 128 pages on, else
-                        0 */
+    uint32_t budget;   /* tokens a row attends; 0: the pool's default */
+    int32_t sampled;   /* pages of the budget that are sampled; -1: half of it from
+                          LK_AUTO_SAMPLED_PAGES on, else 0 */
     float mass_target; /* stop keeping pages at this share, in (0, 1]; 0: none */
     float sm_scale;    /* logits are q.k * sm_scale; 0: 1/sqrt(head_dim) */
     uint16_t scan;     /* enum lk_scan; AUTO: the pool's */
@@ -273,6 +273,7 @@ struct lk_step_desc {
 };
 #define LK_SINK_PAGES_DEFAULT   1
 #define LK_RECENT_PAGES_DEFAULT 1
+#define LK_AUTO_SAMPLED_PAGES   128 /* from so many pages of budget on `sampled` -1 is half of it */
 
 /* One row: tokens of one sequence (or table) at one layer. Arena offsets are multiples of LK_LINE;
  * q, k, v, out and lse may name the device arena. */

@@ -207,8 +207,7 @@ int lk_pingpong_measure(struct locks *locks, uint32_t pool, uint32_t rounds, uin
         snprintf(why, why_bytes, "%s", locks_error(locks));
     if (!r) {
         *ret = (struct lk_pingpong_result){.bare = summary(b.bare, samples),
-                                           .step = summary(b.through, samples),
-                                           .samples = samples};
+                                           .step = summary(b.through, samples)};
         ret->ratio = (double)ret->step.p50_ns / (double)ret->bare.p50_ns;
     }
     close_bench(&b, &all);

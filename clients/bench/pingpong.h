@@ -29,8 +29,7 @@ struct lk_pingpong_side {
 
 struct lk_pingpong_result {
     struct lk_pingpong_side bare, step;
-    double ratio;     /* step.p50 / bare.p50 */
-    uint64_t samples; /* of each */
+    double ratio; /* step.p50 / bare.p50 */
 };
 
 /* rounds (1..1000) of exchanges (1..100000) each, after one round to warm up. locks: a connection

@@ -13,9 +13,10 @@ void *locks_alloc(struct locks *locks, size_t bytes) {
     int r = lk_arena_take(&locks->arena, bytes, &offset, &largest);
     if (r == -ENOSPC)
         lk_client_fail(locks, r,
-                       "%zu bytes do not fit the arena: its largest free piece has %" PRIu64
-                       " of %" PRIu64 " bytes, %" PRIu64 " are missing (locks_options.arena_bytes)",
-                       bytes, largest, locks->arena.bytes, bytes - largest);
+                       "%zu byte%s not fit the arena: its largest free piece has %" PRIu64
+                       " of %" PRIu64 " bytes, missing: %" PRIu64 " (locks_options.arena_bytes)",
+                       bytes, bytes == 1 ? " does" : "s do", largest, locks->arena.bytes,
+                       bytes - largest);
     else if (r)
         lk_client_fail(locks, r, "out of memory");
     return r ? NULL : locks->memory.arena + offset;

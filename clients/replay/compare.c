@@ -25,6 +25,7 @@
 #include <sysexits.h>
 
 #include "../../kernels/kernels.h"
+#include "../common/measure.h"
 #include "../common/parallel.h"
 #include "../common/progress.h"
 
@@ -477,7 +478,8 @@ int replay_compare(const struct replay_options *options, const struct replay_tra
     int rc = make_scene(&scene) ? 0 : EX_OSERR;
     if (rc)
         snprintf(why, REPLAY_WHY_BYTES,
-                 "no memory to compute exact attention over %" PRIu64 " tokens", trace->tokens);
+                 "no memory to compute exact attention over %" PRIu64 " token%s", trace->tokens,
+                 lk_plural(trace->tokens));
     lk_progress_begin(&progress, "computing exact attention", rows * trace->layer_count);
     for (; scene.layer < trace->layer_count && !rc; scene.layer++) {
         memset(scene.rows, 0, rows * sizeof(*scene.rows));

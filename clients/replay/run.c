@@ -14,8 +14,6 @@
 #include "../common/measure.h"
 #include "../common/progress.h"
 
-#define SAMPLES_FROM_PAGES 128 /* where the daemon's default samples */
-
 struct player {
     const struct replay_options *options;
     const struct replay_trace *trace;
@@ -57,8 +55,8 @@ static int make_run(const struct player *p, struct replay_run *ret) {
     for (uint32_t i = 0; i < ret->layer_count && !rc; i++)
         rc = make_result(p->trace, ret->room, &ret->layers[i]);
     if (rc)
-        snprintf(p->why, REPLAY_WHY_BYTES, "no memory for the results of %" PRIu64 " steps",
-                 p->trace->steps);
+        snprintf(p->why, REPLAY_WHY_BYTES, "no memory for the results of %" PRIu64 " step%s",
+                 p->trace->steps, lk_plural(p->trace->steps));
     return rc;
 }
 
@@ -226,7 +224,8 @@ static int decode_all(struct player *p, locks_handle sequence, const char *label
 static bool may_sample(const struct replay_options *o) {
     if (o->dense || !o->compare)
         return false;
-    return o->sampled > 0 || (o->sampled < 0 && o->budget / o->page_tokens >= SAMPLES_FROM_PAGES);
+    return o->sampled > 0 ||
+           (o->sampled < 0 && o->budget / o->page_tokens >= LK_AUTO_SAMPLED_PAGES);
 }
 
 static int play(struct player *p, locks_handle sequence, struct replay_run *run,
