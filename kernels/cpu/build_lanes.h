@@ -15,8 +15,8 @@
  *   encode     see record.h
  *
  * Products are float32, sums over the d channels too; the centroid, the eigenproblem and all scales
- * are float64, so that the power of two comes out again without over- or underflow. Stack: 90 KiB a
- * page, 1.4 MiB a superpage at the most. Pure, any thread.
+ * are float64, so that the power of two comes out again without over- or underflow. Stack: 250 KiB
+ * a page, 1.4 MiB a superpage at the most. Pure, any thread.
  */
 #ifndef LK_CPU_BUILD_LANES_H
 #define LK_CPU_BUILD_LANES_H
@@ -249,8 +249,8 @@ LK_INLINE void bury(const float *x, float largest, struct summary *s) {
             s->strength[i] = 0;
 }
 
-/* keys in s->... : x [tokens][head_dim] as loaded -> everything but head_dim, tokens and rank of
- * s */
+/* x [tokens][head_dim], as loaded, becomes the differences; a and z [n][n], n the smaller of tokens
+ * and head_dim, are scratch -> everything of s but head_dim, tokens and rank, which are given. */
 LK_INLINE void summarise(float *x, float largest, double *a, double *z, struct summary *s) {
     double vectors[EIGEN_MAX * EIGEN_WANTED];
     float prescale = prescale_of(largest);
