@@ -494,17 +494,27 @@ __device__ void find_listed(const struct scan_args &a, uint32_t last, struct cur
     }
 }
 
-/* Up to eight queries of the cursor's set, rotated, to q [8][d] in shared memory. */
+/* Up to eight queries of the cursor's set, rotated, to q [8][d] in shared memory. Each is
+ * 2^exponent times what lies there, so that no sum of products with codes overflows. */
 __device__ void rotate_queries(const struct scan_args &a, const struct cursor &c, uint32_t queries,
-                               float *q) {
+                               float *q, int *exponent) {
     const struct lk_geometry *g = &a.pool.geometry;
     const uint32_t lane = threadIdx.x % 32, d = g->head_dim, block = d & -d;
     const uint16_t *from =
         (const uint16_t *)c.r->q + ((uint64_t)c.head * g->group + c.pass * 8) * d;
 
     __syncwarp();
-    for (uint32_t i = lane; i < 8 * d; i += 32)
-        q[i] = i < queries * d ? element(from[i], g->dtype == LK_BF16) * rsqrtf((float)block) : 0.f;
+#pragma unroll
+    for (uint32_t x = 0; x < 8; x++) {
+        float peak = 0;
+        for (uint32_t i = x * d + lane; x < queries && i < x * d + d; i += 32)
+            peak = fmaxf(peak, fabsf(element(from[i], g->dtype == LK_BF16)));
+        exponent[x] = (int)(__float_as_uint(warp_max(peak)) >> 23) - 127;
+        for (uint32_t i = x * d + lane; i < x * d + d; i += 32) {
+            const float value = x < queries ? element(from[i], g->dtype == LK_BF16) : 0.f;
+            q[i] = ldexpf(value, -exponent[x]) * rsqrtf((float)block);
+        }
+    }
     __syncwarp();
     for (uint32_t o = 1; o < block; o <<= 1) {
         for (uint32_t i = lane; i < 4 * d; i += 32) {
@@ -520,7 +530,7 @@ __device__ void rotate_queries(const struct scan_args &a, const struct cursor &c
 /* The queries on a record's directions, and on its centroid behind them: [rank + 1][8]. */
 __device__ void project_queries(const struct records &rec, const uint8_t *coarse,
                                 const uint8_t *fine, uint32_t d, uint32_t rank, float unit_scale,
-                                const float *q, float *projection) {
+                                const float *q, const int *exponent, float *projection) {
     const uint32_t lane = threadIdx.x % 32;
 
     for (uint32_t dir = 0; dir <= rank; dir++) {
@@ -539,8 +549,9 @@ __device__ void project_queries(const struct records &rec, const uint8_t *coarse
             for (int x = 0; x < 8; x++)
                 dot[x] = fmaf(v, q[x * d + ch], dot[x]);
         }
+#pragma unroll
         for (int x = 0; x < 8; x++) {
-            float s = warp_sum(dot[x]) * (scale * unit_scale);
+            float s = warp_sum(dot[x]) * (ldexpf(scale, exponent[x]) * unit_scale);
             if (lane == x)
                 projection[dir * 8 + x] = s;
         }
@@ -580,8 +591,9 @@ __device__ void score_plainly(const struct scan_args &a, struct cursor c, uint32
     const uint64_t plane = (uint64_t)c.r->layer * g->kv_heads + c.head;
     const struct place place = place_of(a, c.r, c.head);
     float2 part = make_float2(-INFINITY, 0.f); /* of query lane % 8 */
+    int exponent[8];
 
-    rotate_queries(a, c, queries, q);
+    rotate_queries(a, c, queries, q, exponent);
     for (uint32_t n = 0;; n++) {
         const uint32_t i = n % TILE;
         c.tile += n && i == 0 ? c.step : 0;
@@ -597,7 +609,8 @@ __device__ void score_plainly(const struct scan_args &a, struct cursor c, uint32
                     : a.pool.coarse + (plane * a.pool.pages + id) * rec.coarse_stride;
         const uint8_t *fine = a.pool.fine + (plane * a.pool.pages + id) * rec.fine_stride;
 
-        project_queries(rec, coarse, fine, d, rank, c.r->sm_scale * LK_LOG2E, q, q + 8 * d);
+        project_queries(rec, coarse, fine, d, rank, c.r->sm_scale * LK_LOG2E, q, exponent,
+                        q + 8 * d);
         const float score = even_score(c.pass * 8 + lane % 8,
                                        score_projected(rec, coarse, fine, rank, q + 8 * d));
         for (uint32_t x = 0; lane < queries && x < (c.super ? 4 : 1); x++)

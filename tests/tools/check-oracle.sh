@@ -112,7 +112,7 @@ some_emulated() {
         echo "emulated 64 $shipped $options"
     done
     "$python" tests/tools/traces.py "$work" || exit 1
-    for name in outlier peaked-bf16; do
+    for name in outlier peaked-bf16 denormal-d80; do
         echo "emulated 8 $work/$name.safetensors --budget 64"
         echo "emulated 8 $work/$name.safetensors --budget 256 --scan tree --sampled 8"
     done

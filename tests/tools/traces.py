@@ -44,9 +44,9 @@ def constant(dtype):
     return make
 
 
-def scaled(dtype, keys, queries):
+def scaled(dtype, keys, queries, d=64):
     def make(rng):
-        q, k, v = structured(rng, TOKENS, STEPS, 2, 3, 64)
+        q, k, v = structured(rng, TOKENS, STEPS, 2, 3, d)
         return (q * queries, k * keys, v), dtype
     return make
 
@@ -90,6 +90,7 @@ TRACES = {
     "huge-bf16": scaled("BF16", 1e30, 1e-30),
     "denormal-f32": scaled("F32", 5e-39, 2e37),
     "denormal-bf16": scaled("BF16", 5e-39, 2e37),
+    "denormal-d80": scaled("BF16", 5e-39, 2e37, d=80),
     "equal": equal,
     "few": few,
     "outlier": outlier,
