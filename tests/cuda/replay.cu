@@ -4,8 +4,8 @@
  * no device. For check-oracle.sh, so that what they choose is held against the reference anywhere.
  *
  * Options are those of locks-replay; of them --trace, --out, --layers, --budget, --sampled, --mass,
- * --scan, --rank and --page-tokens count. $LK_REPLAY_STEPS: every so many-th step alone (default 1);
- * of the others --out says nothing.
+ * --scan, --rank and --page-tokens count. $LK_REPLAY_STEPS: every so many-th step alone (default
+ * 1); of the others --out says nothing.
  */
 #include "scene.h"
 
