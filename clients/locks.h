@@ -98,7 +98,8 @@ int locks_pool_count(const struct locks *locks);
 int locks_pool(struct locks *locks, const char *name, struct locks_pool *ret); /* NULL: the first */
 int locks_pool_at(struct locks *locks, uint32_t index, struct locks_pool *ret);
 /* Pages of a pool, read-only, valid until locks_close(): element (layer, page id, kv_head, 0 K / 1
- * V, token, channel); a layer is ret_layer_bytes from the next, a page id ret_page_bytes. */
+ * V, token, channel); a layer is ret_layer_bytes from the next, a page id ret_page_bytes. -ENOTSUP:
+ * they are memory of a GPU. */
 int locks_pool_map(struct locks *locks, uint32_t index, const void **ret_pages,
                    uint64_t *ret_layer_bytes, uint64_t *ret_page_bytes);
 

@@ -407,6 +407,11 @@ static void map_pool(struct lk_server *server, struct lk_peer *peer,
         answer_no_pool(server, peer, NULL, ask->index);
         return;
     }
+    if (server->config.resolved == LK_DEVICE_CUDA) {
+        answer_refused(server, peer, -ENOTSUP,
+                       "the pool's pages are memory of the GPU: a client cannot map them");
+        return;
+    }
     uint64_t element = pool.dtype == LK_DTYPE_FP32 ? 4 : 2;
     uint64_t page = 2 * (uint64_t)pool.kv_heads * pool.page_tokens * pool.head_dim * element;
     struct lk_msg_pool_mapped mapped = {
@@ -418,8 +423,8 @@ static void map_pool(struct lk_server *server, struct lk_peer *peer,
     lk_wire_head(&mapped.head, LK_MSG_POOL_MAPPED, sizeof(mapped));
     int fd = open_read_only(memory);
     if (fd < 0) {
-        refuse(server, peer, fd,
-               "the pool's memory cannot be opened for reading: is /proc mounted?");
+        answer_refused(server, peer, fd,
+                       "the pool's memory cannot be opened for reading: is /proc mounted?");
         return;
     }
     answer(server, peer, &mapped.head, fd);

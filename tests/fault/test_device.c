@@ -82,6 +82,25 @@ START_TEST(ends_with_a_reason_and_no_wrong_answer) {
 }
 END_TEST
 
+/* And who asks has lost nothing by it. */
+START_TEST(pages_of_the_gpu_are_not_mapped) {
+    struct locks_step step = {0};
+    struct client client;
+    struct rig rig;
+    const void *pages;
+    uint64_t layer_bytes, page_bytes;
+    rig_start(&rig, "[daemon]\ndevice = cuda\n");
+    open_client(&rig, &client);
+    ck_assert_int_eq(locks_pool_map(client.locks, 0, &pages, &layer_bytes, &page_bytes), -ENOTSUP);
+    ck_assert_ptr_nonnull(strstr(locks_error(client.locks), "memory of the GPU"));
+    struct locks_row row = row_of(&client, 0, ROW_TOKENS);
+    ck_assert_int_eq(locks_decode(client.locks, &step, &row, 1), 0);
+    locks_close(client.locks);
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
 int main(void) {
     const char *hooks = getenv("LOCKSD_HOOKS");
     char why[256] = "";
@@ -98,6 +117,7 @@ int main(void) {
     TCase *tcase = tcase_create("broken");
     tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, ends_with_a_reason_and_no_wrong_answer);
+    tcase_add_test(tcase, pages_of_the_gpu_are_not_mapped);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
     srunner_set_fork_status(runner, CK_NOFORK);
