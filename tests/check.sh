@@ -34,15 +34,16 @@ longest_first() { # the long ones begin, so that none is left alone at the end
 }
 
 in_build() { # in_build BUILD LABEL SECONDS SIDE_BY_SIDE TEST...: each test, with its build's environment
-    local build=$1 label=$2 limit=$3 many=$4 test
+    local build=$1 label=$2 limit=$3 many=$4 test started=()
     shift 4
     export LOCKSD_BUILD=$build LOCKSD=$build/locksd
     for test in $(longest_first "$@"); do
         [ -x "$test" ] || continue
         while [ "$(jobs -rp | wc -l)" -ge "$many" ]; do wait -n; done
         run "$label $(basename "$test")" "$limit" "$test" "$build" &
+        started+=($!)
     done
-    wait
+    [ ${#started[@]} -eq 0 ] || wait "${started[@]}" # alone it would wait for the emulated ones, too
 }
 
 emulated() { # emulated TEST ARCH PROCESSORS SEED [KIB]: the CUDA kernels on the host; threads take turns in order or, with a seed, at random; KIB: shared memory of a block
