@@ -351,6 +351,11 @@ template <class T> __device__ __forceinline__ T warp_scan(T x) {
 __device__ __forceinline__ float score_of(float tagged) {
     return __uint_as_float(__float_as_uint(tagged) & ~1u);
 }
+/* Query head g's of a unit, whose scores lie at `unit`. */
+__device__ __forceinline__ float read_score(const float *unit, uint32_t g) {
+    const float x = __ldcg(&unit[g]);
+    return g ? x : score_of(x);
+}
 
 /* Four scores of up to two units, THREADS apart. */
 __device__ __forceinline__ void load_scores(const float *from, uint32_t step, uint32_t i,
@@ -616,10 +621,8 @@ __device__ __forceinline__ void weigh_heads(const struct span &p, struct shared 
         const float peak = s->heads[0][g].x;
         const float2 newest = __ldcg(&p.newest[g]);
         double sum = 0;
-        for (uint32_t i = threadIdx.x; i < units; i += THREADS) {
-            const float x = __ldcg(&p.scores[(uint64_t)i * each + g]);
-            sum += (double)exp2_fast((g ? x : score_of(x)) - peak);
-        }
+        for (uint32_t i = threadIdx.x; i < units; i += THREADS)
+            sum += (double)exp2_fast(read_score(p.scores + (uint64_t)i * each, g) - peak);
         sum = p.step * block_sum(s->warp_sum, sum) +
               (double)newest.y * (double)exp2_fast(newest.x - peak);
         if (threadIdx.x == 0)
@@ -635,10 +638,8 @@ __device__ __forceinline__ uint32_t left_over(const struct span &p, const struct
     const float *from = p.scores + (uint64_t)(p.base + i) * p.step * p.stride;
     double sum = 0;
 
-    for (uint32_t g = 0; g < p.group; g++) {
-        const float x = __ldcg(&from[g]);
-        sum += (double)exp2_fast((g ? x : score_of(x)) - s->heads[0][g].x) * s->exact[g];
-    }
+    for (uint32_t g = 0; g < p.group; g++)
+        sum += (double)exp2_fast(read_score(from, g) - s->heads[0][g].x) * s->exact[g];
     sum = (sum / (double)share - 1) * 0x1p50 + (double)(1u << TIE_MIDDLE);
     return (uint32_t)fmin(fmax(sum, 0.), (double)UINT32_MAX);
 }
@@ -1295,11 +1296,11 @@ static __device__ __noinline__ void estimate_rest(const struct span &p, struct s
                                                   uint32_t kept) {
     team_barrier();
     for (uint32_t g = team_rank(); g < p.group; g += team_size()) {
-        const float *scores = p.scores + g;
         float2 sum = make_float2(-INFINITY, 0.f);
         float rest;
         auto add = [&](uint32_t page) {
-            sum = merge_parts(sum, make_float2(__ldcg(&scores[(uint64_t)page * p.stride]), 1.f));
+            const float score = read_score(p.scores + (uint64_t)page * p.stride, g);
+            sum = merge_parts(sum, make_float2(score, 1.f));
         };
 
         for (uint32_t i = threadIdx.x; i < kept; i += THREADS)
