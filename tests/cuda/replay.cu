@@ -85,9 +85,11 @@ static void play(const player &p, const replay_layer &layer, const struct replay
     s.p.close();
 }
 
-/* Half of it from 128 pages on, else none; room for the sink and the newest page. */
+/* By default half of it from LK_AUTO_SAMPLED_PAGES on, else none; with room for the sink and the
+ * newest page. */
 static uint32_t sampled_of(const replay_options &o, uint32_t pages) {
-    const int64_t asked = o.sampled >= 0 ? o.sampled : pages >= 128 ? pages / 2 : 0;
+    const int64_t automatic = pages >= LK_AUTO_SAMPLED_PAGES ? pages / 2 : 0;
+    const int64_t asked = o.sampled >= 0 ? o.sampled : automatic;
     return (uint32_t)std::max<int64_t>(0, std::min<int64_t>(asked, (int64_t)pages - 2));
 }
 

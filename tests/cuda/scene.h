@@ -11,6 +11,8 @@
 #ifndef LK_TEST_CUDA_SCENE_H
 #define LK_TEST_CUDA_SCENE_H
 
+#include <string>
+
 #include "common.h"
 
 struct sequence {
@@ -671,6 +673,11 @@ struct scene {
                 check_selection(x, h, what);
             }
         check_output(x, what, 2);
+    }
+
+    void check_all(std::vector<request> &rows, const std::string &what) {
+        for (size_t i = 0; i < rows.size(); i++)
+            check(rows[i], (what + " row " + std::to_string(i)).c_str());
     }
 };
 

@@ -53,11 +53,7 @@ static void geometry(uint32_t d, uint32_t b, uint32_t rank, uint32_t group, uint
     rows.push_back(make(s, large, LK_FULL, 10, 4));
     rows.push_back(make(s, large, LK_TREE, 3, 0));
     s.run(rows, 16);
-    for (size_t i = 0; i < rows.size(); i++) {
-        char name[140];
-        snprintf(name, sizeof name, "%s row %zu", what, i);
-        s.check(rows[i], name);
-    }
+    s.check_all(rows, what);
     printf("%s: %s\n", what, failures == before ? "ok" : "FAILED");
     s.p.close();
 }
@@ -104,11 +100,7 @@ static void edges(uint32_t many_pages) {
     r.sink = 0;
     rows.push_back(r);
     s.run(rows, 32);
-    for (size_t i = 0; i < rows.size(); i++) {
-        char name[40];
-        snprintf(name, sizeof name, "edges row %zu", i);
-        s.check(rows[i], name);
-    }
+    s.check_all(rows, "edges");
     s.p.close();
 }
 
@@ -138,11 +130,7 @@ static void peaked(void) {
         rows.push_back(r);
     }
     s.run(rows);
-    for (size_t i = 0; i < rows.size(); i++) {
-        char name[40];
-        snprintf(name, sizeof name, "peaked row %zu", i);
-        s.check(rows[i], name);
-    }
+    s.check_all(rows, "peaked");
     s.p.close();
 }
 
