@@ -632,7 +632,8 @@ __device__ __forceinline__ void weigh_heads(const struct span &p, struct shared 
 }
 
 /* What rounding to the float `share` left over of a unit's share, to 2^-50 of it: 2^TIE_MIDDLE if
- * nothing. Units' float shares were off by a few of their last bits. */
+ * nothing, and rounded, for units alike not to be told apart by float64's own noise. Units' float
+ * shares were off by a few of their last bits. */
 __device__ __forceinline__ uint32_t left_over(const struct span &p, const struct shared *s,
                                               uint32_t i, float share) {
     const float *from = p.scores + (uint64_t)(p.base + i) * p.step * p.stride;
@@ -640,7 +641,7 @@ __device__ __forceinline__ uint32_t left_over(const struct span &p, const struct
 
     for (uint32_t g = 0; g < p.group; g++)
         sum += (double)exp2_fast(read_score(from, g) - s->heads[0][g].x) * s->exact[g];
-    sum = (sum / (double)share - 1) * 0x1p50 + (double)(1u << TIE_MIDDLE);
+    sum = (sum / (double)share - 1) * 0x1p50 + (double)(1u << TIE_MIDDLE) + 0.5;
     return (uint32_t)fmin(fmax(sum, 0.), (double)UINT32_MAX);
 }
 

@@ -323,9 +323,13 @@ struct scene {
         const float *s =
             (const float *)&x.memory[x.plan.scores] + (size_t)h * x.plan.pages * stride;
         std::vector<std::vector<double>> r(g.group, std::vector<double>(x.plan.pages));
-        for (uint32_t i = 0; i < g.group; i++)
+        const uint32_t slots = 1 + x.plan.chunks + x.plan.rescan_tiles + x.plan.rest_chunks;
+        const float2 *newest = (const float2 *)&x.memory[x.plan.parts] + (size_t)h * slots * stride;
+        for (uint32_t i = 0; i < g.group; i++) {
             for (uint32_t j = 0; j < x.plan.pages; j++)
                 r[i][j] = untagged(s[(size_t)j * stride + i], i) * log(2.0);
+            r[i].back() = newest[i].x * log(2.0) + log(newest[i].y); /* not rounded together */
+        }
         return r;
     }
     bool competes(request &x, uint32_t h, uint32_t j) {
@@ -488,16 +492,19 @@ struct scene {
         std::vector<float> share(P);
         std::vector<double> want(P, 0);
         for (uint32_t i = 0; i < g.group; i++) {
-            double l = lse_ref(s[i]);
+            const double peak = *std::max_element(s[i].begin(), s[i].end());
+            double sum = 0; /* not its logarithm, whose rounding would outweigh what others have */
+            for (double y : s[i])
+                sum += exp(y - peak);
             for (uint32_t j = 0; j < P; j++)
-                want[j] += exp(s[i][j] - l) / g.group;
+                want[j] += exp(s[i][j] - peak) / (sum * g.group);
         }
         uint32_t bad = 0;
         for (uint32_t j = 0; j < P; j++) {
             uint32_t b = bits[j] & 0x7fffffff;
             memcpy(&share[j], &b, 4);
             bad += !(fabs(share[j] - want[j]) <=
-                     (x.peaked && want[j] > 1e-3 ? 2e-6 : 1e-4) * want[j] + 1e-29);
+                     (x.peaked && want[j] > 1e-3 && j + 1 < P ? 2e-6 : 1e-4) * want[j] + 1e-29);
         }
         CHECK(!bad, "%s head %u: %u of %u shares off", what, h, bad, P);
         /* kept: exactly */
@@ -517,12 +524,13 @@ struct scene {
         for (uint32_t j = 0; j < P; j++)
             if (!forced.count(j) && competes(x, h, j))
                 order.push_back(j);
-        /* Equal ones by what rounding left over. Where that is the approximate exponentials' own
-         * error, either may be taken. */
+        /* Equal ones by what rounding left over, to 2^-50. Where that is the approximate
+         * exponentials' own error, or float64's, either may be taken. */
         std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-            if (share[a] != share[b] || !share[a] || want[a] == want[b])
+            const double apart = fabs(want[a] - want[b]) / want[a];
+            if (share[a] != share[b] || !share[a] || apart < 2e-16)
                 return share[a] > share[b];
-            if (x.peaked || fabs(want[a] - want[b]) > 1e-6 * want[a])
+            if (apart > (x.peaked ? 4e-15 : 1e-6))
                 return want[a] > want[b];
             return bits[a] > bits[b];
         });
