@@ -613,20 +613,16 @@ __device__ __forceinline__ uint32_t team_total(struct shared *s, uint32_t x) {
 
 /* s->exact: by query head, what 2^(score - peak) is multiplied by, in float64. Every block adds the
  * whole row, in one order, for the team's size not to show. */
-template <bool PRUNE>
 __device__ __forceinline__ void weigh_heads(const struct span &p, struct shared *s) {
-    const uint32_t each = p.step * p.stride, units = p.units - !PRUNE;
-
     for (uint32_t g = 0; g < p.group; g++) {
         const float peak = s->heads[0][g].x;
         const float2 newest = __ldcg(&p.newest[g]);
         double sum = 0;
-        for (uint32_t i = threadIdx.x; i < units; i += THREADS)
-            sum += (double)exp2_fast(read_score(p.scores + (uint64_t)i * each, g) - peak);
-        sum = p.step * block_sum(s->warp_sum, sum) +
-              (double)newest.y * (double)exp2_fast(newest.x - peak);
+        for (uint32_t i = threadIdx.x; i < p.units - 1; i += THREADS)
+            sum += (double)exp2_fast(read_score(p.scores + (uint64_t)i * p.stride, g) - peak);
+        sum = block_sum(s->warp_sum, sum) + (double)newest.y * (double)exp2_fast(newest.x - peak);
         if (threadIdx.x == 0)
-            s->exact[g] = p.step / (sum * p.group);
+            s->exact[g] = 1 / (sum * p.group);
     }
     __syncthreads();
 }
@@ -636,7 +632,7 @@ __device__ __forceinline__ void weigh_heads(const struct span &p, struct shared 
  * shares were off by a few of their last bits. */
 __device__ __forceinline__ uint32_t left_over(const struct span &p, const struct shared *s,
                                               uint32_t i, float share) {
-    const float *from = p.scores + (uint64_t)(p.base + i) * p.step * p.stride;
+    const float *from = p.scores + (uint64_t)(p.base + i) * p.stride;
     double sum = 0;
 
     for (uint32_t g = 0; g < p.group; g++)
@@ -647,14 +643,13 @@ __device__ __forceinline__ uint32_t left_over(const struct span &p, const struct
 
 /* Of the units whose word is the cut: *least: what is left over of the last that is marked; -> how
  * many of those with just that are. What is left over goes to p.shares, which is not needed yet. */
-template <bool PRUNE>
 __device__ __forceinline__ uint32_t rank_ties(const struct span &p, struct shared *s,
                                               const int32_t *words, struct cut cut,
                                               uint32_t *least) {
     uint32_t *const over = p.shares + p.base;
     uint32_t low = 0, above = 0; /* so many are above all that low may become */
 
-    weigh_heads<PRUNE>(p, s);
+    weigh_heads(p, s);
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < p.count; i += THREADS)
         if (words[i] == cut.word)
@@ -675,8 +670,8 @@ __device__ __forceinline__ uint32_t rank_ties(const struct span &p, struct share
     return cut.ties - above;
 }
 
-/* Mark the best cut.ties of the units whose word is the cut: by what rounding left over, then the
- * first. */
+/* Mark the best cut.ties of the units whose word is the cut: by what rounding left over, where it
+ * is pages that are kept, then the first. */
 template <bool PRUNE, uint32_t HELD>
 static __device__ __noinline__ void mark_ties(const struct span &p, struct shared *s,
                                               struct cut cut) {
@@ -684,14 +679,15 @@ static __device__ __noinline__ void mark_ties(const struct span &p, struct share
     const uint32_t lane = threadIdx.x % 32;
     const struct run own = run_of(p);
     const uint32_t *over = p.shares + p.base;
+    const bool ranked = !PRUNE && cut.word;
     uint32_t least = 0;
 
-    if (cut.word)
-        cut.ties = rank_ties<PRUNE>(p, s, v.words, cut, &least);
+    if (ranked)
+        cut.ties = rank_ties(p, s, v.words, cut, &least);
     for (uint32_t g = own.first; g < own.end; g++) {
         const uint32_t i = 32 * g + lane;
         const bool tied = i < p.count && v.words[i] == cut.word;
-        const uint32_t left = tied && cut.word ? over[i] : 0;
+        const uint32_t left = tied && ranked ? over[i] : 0;
         const uint32_t equal = __ballot_sync(LK_FULL_WARP, tied && left == least);
         if (left > least)
             v.words[i] |= SURE;
