@@ -39,10 +39,11 @@ extern "C" {
 #define LK_CUDA_ROWS_MAX         256
 #define LK_CUDA_BUDGET_PAGES_MAX 4096      /* kept pages are held in shared memory */
 #define LK_CUDA_PAGES_MAX        (1 << 24) /* of a row: sample weights fit 64 bits */
+#define LK_CUDA_APPEND           2         /* tokens that a warp appends, one by one */
 
 /* Lists of tasks; `first` of the block below has one for each. */
 enum lk_cuda_stage {
-    LK_CUDA_HEADS,  /* append, newest page: row x KV head x 16 appended tokens */
+    LK_CUDA_HEADS,  /* append, newest page: row x KV head x LK_CUDA_APPEND tokens */
     LK_CUDA_RANK,   /* first pass at the geometry's rank */
     LK_CUDA_COARSE, /* first pass at rank 2: pages or superpages */
     LK_CUDA_RESCAN, /* second pass: listed pages */

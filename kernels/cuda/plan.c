@@ -23,7 +23,6 @@
 #define CHUNKS_LOW  2208 /* at rank 2 */
 #define SLICES      128  /* of all heads of a row: about one a multiprocessor of a large device */
 #define SLICE_TILES 16   /* at least, if there are several */
-#define HEAD_TOKENS 16   /* appended by a warp */
 #define REST_PAGES  128  /* that a warp sums up at once */
 #define FETCH_MOST  (24u << 20) /* bytes of pages worth fetching to L2 ahead of attend */
 
@@ -255,7 +254,7 @@ int lk_cuda_fill(const struct lk_row *rows, uint32_t count, struct lk_cuda_batch
 
         plan_row(&rows[i], r);
         r->group_first = groups;
-        task[LK_CUDA_HEADS] = g->kv_heads * clamp(div_up(r->append, HEAD_TOKENS), 1, UINT32_MAX);
+        task[LK_CUDA_HEADS] = g->kv_heads * clamp(div_up(r->append, LK_CUDA_APPEND), 1, UINT32_MAX);
         if (r->scan)
             task[r->scan == LK_FULL ? LK_CUDA_RANK : LK_CUDA_COARSE] = passes * r->chunks;
         if (r->list_max) {

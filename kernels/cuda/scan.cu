@@ -40,10 +40,10 @@ __device__ void append_tokens(const struct scan_args &a, const struct lk_cuda_ro
                               uint32_t piece) {
     const struct lk_geometry *g = &a.pool.geometry;
     const uint32_t lane = threadIdx.x % 32, vectors = g->head_dim * 2 / 16;
-    const uint32_t last = min(r->append, (piece + 1) * 16);
+    const uint32_t last = min(r->append, (piece + 1) * LK_CUDA_APPEND);
 
 #pragma unroll 1
-    for (uint32_t i = piece * 16; i < last; i++) {
+    for (uint32_t i = piece * LK_CUDA_APPEND; i < last; i++) {
         uint64_t at = r->length - r->append + i;
         uint32_t page = physical_page(r, (uint32_t)(at / g->page_tokens));
         uint64_t from = ((uint64_t)i * g->kv_heads + head) * vectors;
