@@ -174,7 +174,7 @@ void wait_team(void) {
 }
 
 uint8_t *shared_of(uint32_t rank) {
-    return team.blocks[rank].shared;
+    return running->block[(int)rank - (int)running->block->rank].shared;
 }
 
 /* ---- late copies ---- */
@@ -338,21 +338,37 @@ static void open_fiber(uint32_t number, struct block *b, uint32_t thread) {
     team.ready.push_back(f);
 }
 
-static void run_team(const struct grid *grid, struct uint3 first) {
-    team.blocks.resize(grid->team);
-    team.fibers.resize((size_t)grid->team * grid->threads.x);
+static void run_team(const struct grid *grid, const struct uint3 *blocks, uint32_t count) {
+    team.blocks.resize(count);
+    team.fibers.resize((size_t)count * grid->threads.x);
     team.ready.clear();
     team.sent.clear();
     team.meeting = {};
     team.turn = 0;
-    team.live = grid->team * grid->threads.x;
-    for (uint32_t i = 0; i < grid->team; i++) {
-        open_block(&team.blocks[i], grid, {first.x + i, first.y, first.z}, i);
+    team.live = count * grid->threads.x;
+    for (uint32_t i = 0; i < count; i++) {
+        open_block(&team.blocks[i], grid, blocks[i], i % grid->team);
         for (uint32_t t = 0; t < grid->threads.x; t++)
             open_fiber(i * grid->threads.x + t, &team.blocks[i], t);
     }
     running = next_fiber();
     switch_stack(&team.host_stack, running->stack_at);
+}
+
+/* Blocks of teams, one team after the other. */
+static std::vector<struct uint3> list_blocks(const struct grid *grid) {
+    std::vector<struct uint3> firsts, ret;
+
+    for (uint32_t z = 0; z < grid->blocks.z; z++)
+        for (uint32_t y = 0; y < grid->blocks.y; y++)
+            for (uint32_t x = 0; x < grid->blocks.x; x += grid->team)
+                firsts.push_back({x, y, z});
+    if (draw())
+        std::shuffle(firsts.begin(), firsts.end(), *draw());
+    for (const struct uint3 &first : firsts)
+        for (uint32_t i = 0; i < grid->team; i++)
+            ret.push_back({first.x + i, first.y, first.z});
+    return ret;
 }
 
 void run_grid(const struct grid *grid, const std::function<void()> &body) {
@@ -361,18 +377,15 @@ void run_grid(const struct grid *grid, const std::function<void()> &body) {
                grid->team);
         exit(1);
     }
+    const char *text = getenv("LK_EMULATED_TOGETHER");
+    const uint32_t most = grid->team > 1 || !text || !*text ? grid->team : (uint32_t)atoi(text);
+    const std::vector<struct uint3> blocks = list_blocks(grid);
+
     gridDim = grid->blocks;
     blockDim = grid->threads;
     team.body = &body;
-    std::vector<struct uint3> firsts;
-    for (uint32_t z = 0; z < grid->blocks.z; z++)
-        for (uint32_t y = 0; y < grid->blocks.y; y++)
-            for (uint32_t x = 0; x < grid->blocks.x; x += grid->team)
-                firsts.push_back({x, y, z});
-    if (draw())
-        std::shuffle(firsts.begin(), firsts.end(), *draw());
-    for (const struct uint3 &first : firsts)
-        run_team(grid, first);
+    for (size_t i = 0; i < blocks.size(); i += most)
+        run_team(grid, &blocks[i], (uint32_t)std::min(blocks.size() - i, (size_t)most));
 }
 
 } // namespace emulated

@@ -2,7 +2,7 @@
 /*
  * threads.h - a grid's threads as fibers of one host thread: where they meet, and what they share.
  *
- * Idea: the blocks of a team (a cluster, or one block) run together, teams one after the other. A
+ * Idea: the blocks of a team (a cluster, or one or some) run together, teams one after the other. A
  * fiber runs until it must wait; whom it lets run next is the order of arrival, or drawn from
  * $LK_EMULATED_SEED, which shows what only one order hides. Where nobody can run, the program ends
  * and says so.
@@ -14,7 +14,8 @@
  * $LK_EMULATED_ARCH is 900 (default) or 800: what the device can do; $LK_EMULATED_PROCESSORS how
  * many multiprocessors it has (132): few give each block much to do; $LK_EMULATED_SHARED how much
  * shared memory a block may have, in KiB (as the first devices of the architecture: 227 or 163). A
- * kernel gets more than 48 KiB only once it was allowed to. One host thread; x86-64.
+ * kernel gets more than 48 KiB only once it was allowed to. $LK_EMULATED_TOGETHER blocks (1) run
+ * together where there are no clusters. One host thread; x86-64.
  */
 #ifndef LK_EMULATOR_THREADS_H
 #define LK_EMULATOR_THREADS_H
