@@ -16,8 +16,12 @@
  *
  * Merging: a lane keeps its out as float4 {channel, + 1, + 8, + 9} of a query, and so it stays in
  * shared memory and in partials. Warps of a slice, then slices, are added in order, each scaled to
- * the highest peak of a query; slices by the last block to finish one of them. The number of slices
- * depends on the row alone.
+ * the highest peak of a query; slices by the last block to finish one of them, or by several, a
+ * band each. The number of slices depends on the row alone, and so do the bits.
+ *
+ * Code runs once where a row has few tiles, and what lies far off comes late: in memory the
+ * fetching warps' comes first, then that of one band (RESULTS.md). The compiler places an else
+ * before its if.
  *
  * Edge cases: tokens beyond a query's own position get weight 0 by selection, and beyond the length
  * nothing counts; no token: out 0, LSE -inf.
@@ -27,6 +31,11 @@
 #define PARTIALS 16  /* of slices on their way together */
 #define ROOM     256 /* float4 that a warp leaves for merging at a time */
 
+/* Bands of a job that a block merges: every step-th. */
+struct turn {
+    uint32_t band, step; /* band: UINT32_MAX: none */
+};
+
 /* Beside the ring. */
 struct shared {
     struct ring ring;
@@ -35,6 +44,7 @@ struct shared {
     alignas(16) struct lk_cuda_head found[JOBS];
     alignas(16) float mass[WARPS * QUERIES]; /* captured, of queries */
     uint32_t last;
+    struct turn turn;
 };
 
 /* A job in hand. */
@@ -420,20 +430,20 @@ struct merge {
     struct owned own;
 };
 
-/* A band is one warp's, or shared by several. ALONE: one band, so addresses are constant steps. */
+/* Of a band every sharing-th 16 channels, from `tile` on. ALONE: one band, so addresses are
+ * constant steps. */
 template <bool ALONE, int D>
-__device__ __forceinline__ struct merge find_merge(const struct work &t) {
-    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
-    const uint32_t bands = ALONE ? 1 : t.j.bands, log = 31 - __clz(bands);
-    const uint32_t band = warp & (bands - 1), query = band * QUERIES + lane / 4, tile = warp >> log;
+__device__ __forceinline__ struct merge find_merge(const struct work &t, uint32_t band,
+                                                   uint32_t tile, uint32_t sharing) {
+    const uint32_t lane = threadIdx.x % 32, query = band * QUERIES + lane / 4;
     const uint8_t *partials = t.j.partials;
 
-    return {partials + partial_outs(bands, D) + 16 * query,
+    return {partials + partial_outs(ALONE ? 1 : t.j.bands, D) + 16 * query,
             partials + ((band * (D / 16) + tile) * 32 + lane) * 16,
             ALONE ? QUERIES * (4 * D + sizeof(struct lk_cuda_stat)) : t.j.partial_bytes,
             query < t.j.queries ? t.j.slices : 0,
             tile,
-            (uint32_t)WARPS >> log,
+            sharing,
             own_query<D>(t, query, 16 * tile + 2 * (lane % 4))};
 }
 
@@ -513,6 +523,17 @@ __device__ __forceinline__ struct sums<1> add_warps(const struct work &t, uint32
     return all;
 }
 
+/* What a lane has of a query's 16 channels, [band][D / 16] number `i`. */
+template <int D, int BANDS>
+__device__ __forceinline__ float4 own_piece(const struct state<D, BANDS> &w, int i) {
+    const float(*o)[4] = &w.o[i % (D / 16) * 2];
+    const int h = i / (D / 16) * 2;
+
+    return BANDS > 1 ? make_float4(o[0][h], o[0][h + 1], o[1][h], o[1][h + 1])
+                     : make_float4(o[0][0] + o[0][2], o[0][1] + o[0][3], o[1][0] + o[1][2],
+                                   o[1][1] + o[1][3]);
+}
+
 /* The block's warps have a slice: to its partial, or, if it is the only one, to the results. What a
  * warp has goes through shared memory by ROOM float4 of [band][D / 16][32]. `again`: after another
  * slice of the job. */
@@ -534,14 +555,8 @@ __device__ __forceinline__ void finish_slice(const struct work &t, uint32_t slic
         if (base == 0)
             leave_stats(t, w);
 #pragma unroll
-        for (int x = base; x < OWN && x < base + ROOM; x += 32) {
-            const float(*o)[4] = &w.o[x / 32 % (D / 16) * 2];
-            const int h = x / (2 * D) * 2;
-            out[x - base + lane] = BANDS > 1
-                                       ? make_float4(o[0][h], o[0][h + 1], o[1][h], o[1][h + 1])
-                                       : make_float4(o[0][0] + o[0][2], o[0][1] + o[0][3],
-                                                     o[1][0] + o[1][2], o[1][1] + o[1][3]);
-        }
+        for (int x = base; x < OWN && x < base + ROOM; x += 32)
+            out[x - base + lane] = own_piece(w, x / 32);
         meet();
 #pragma unroll 1
         for (uint32_t first = 0; first < step; first++) {
@@ -563,11 +578,48 @@ __device__ __forceinline__ void finish_slice(const struct work &t, uint32_t slic
     }
 }
 
-/* After the job's last slice of this block. What is merged where is worked out before the others
+/* The same where four warps work together, of a slice that is not the only one: warps w and w + 4
+ * have the same queries, two bands, and each adds up one of them, of which the other leaves what it
+ * has. */
+template <int D>
+__device__ __forceinline__ void finish_slice_wide(const struct work &t, uint32_t slice, bool again,
+                                                  const struct state<D, 2> &w) {
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index(), other = warp ^ WARPS / 2;
+    const uint32_t high = warp / (WARPS / 2), band = warp % (WARPS / 2) * 2 + high;
+    const uint32_t in = high * QUERIES + lane / 4;
+    uint8_t *partial = t.j.partials + slice * t.j.partial_bytes;
+    float4 *to = (float4 *)partial + band * 2 * D + lane;
+    static_assert(2 * D <= ROOM, "room for a band");
+
+    if (again)
+        meet(); /* what is there is added up */
+    leave_stats(t, w);
+#pragma unroll
+    for (int i = 0; i < D / 16; i++)
+        t.s->out[warp][32 * i + lane] = high ? own_piece(w, i) : own_piece(w, D / 16 + i);
+    meet();
+    const struct lk_cuda_stat mine = t.s->stat[warp][in], theirs = t.s->stat[other][in];
+    const float top = fmaxf(mine.peak, theirs.peak);
+    const float fade[2] = {shrink(mine.peak, top), shrink(theirs.peak, top)};
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        const float4 own = high ? own_piece(w, D / 16 + i) : own_piece(w, i);
+        float4 sum = {};
+        add_scaled(&sum, own, fade[0]);
+        add_scaled(&sum, t.s->out[other][32 * i + lane], fade[1]);
+        __stcg(to + 32 * i, sum);
+    }
+    if (lane % 4 == 0)
+        __stcg((float4 *)(partial + partial_outs(t.j.bands, D)) + band * QUERIES + lane / 4,
+               make_float4(top, fmaf(theirs.mass, fade[1], mine.mass * fade[0]),
+                           fmaf(theirs.kept, fade[1], mine.kept * fade[0]), 0.f));
+}
+
+/* After the block's last slice of the job; `m`: what a thread has to merge, found before the others
  * are waited for. */
 template <bool ALONE, int D>
-__device__ __forceinline__ void finish_job(const struct work &t, uint32_t count,
-                                           const struct merge &m) {
+__device__ __forceinline__ void merge_job(const struct work &t, uint32_t count,
+                                          const struct merge &m) {
     const uint32_t slices = t.j.slices;
 
     if (!all_done(t.j, count, &t.s->last))
@@ -585,6 +637,79 @@ __device__ __forceinline__ void finish_job(const struct work &t, uint32_t count,
     if (threadIdx.x == 0)
         finish_head(t.a, t.j, t.found, t.s->mass);
     meet(); /* or the compiler would hold warps for divided, in all the loop around this */
+}
+
+/* ---- merging by several blocks ---- */
+
+/* An exact job of many bands in many slices would keep its last block merging for long. Blocks
+ * that have nothing else to do wait a little for that one, and then all of them merge: of n blocks
+ * each every n-th band. A job's first word counts slices that are done, and above them blocks that
+ * wait and blocks that gave it up. Once all slices are there the second word becomes another than
+ * it was, with n in its low bits: 1, the last block alone, if any gave up. */
+#define WAITS (1u << 16)
+#define LEFT  (1u << 24)
+#define TURN  (1u << 8)
+#define LOOKS 16 /* some half a microsecond each */
+
+/* The block gives up waiting. -> false: there is nothing to wait for any more. */
+__device__ __forceinline__ bool give_up(const struct job &j) {
+    for (;;) {
+        const uint32_t now = load_in_order(j.words);
+        if (now == 0 || now % WAITS == j.slices)
+            return false;
+        if (atomicCAS(j.words, now, now + LEFT) == now)
+            return true;
+    }
+}
+
+/* The block's slices are stored. By one thread. `waits`: it has nothing else to do. */
+__device__ __forceinline__ struct turn take_turn(const struct job &j, uint32_t count, bool waits) {
+    const uint32_t earlier = load_in_order(j.words + 1);
+    const uint32_t before = add_in_order(j.words, count + (waits ? WAITS : 0));
+    const uint32_t own = before / WAITS % (LEFT / WAITS) + 1;
+    uint32_t now;
+
+    if (before % WAITS + count == j.slices) {
+        const uint32_t step = before < LEFT ? own : 1;
+        j.words[0] = 0;
+        store_after(j.words + 1, (earlier / TURN + 1) * TURN + step);
+        return {0, step};
+    }
+    if (!waits)
+        return {UINT32_MAX, 1};
+    for (uint32_t i = 0; (now = load_in_order(j.words + 1)) == earlier; i++)
+        if (i >= LOOKS && give_up(j))
+            return {UINT32_MAX, 1};
+    return {now % TURN > 1 ? own : UINT32_MAX, now % TURN};
+}
+
+/* After the block's last slice of a job that other blocks have slices of. As many at a time as
+ * merge_job() merges of several bands: the bits do not tell who did. */
+template <int D>
+__device__ __forceinline__ void merge_bands(const struct work &t, uint32_t count, bool waits) {
+    meet();
+    if (threadIdx.x == 0)
+        t.s->turn = take_turn(t.j, count, waits);
+    meet();
+    const struct turn own = t.s->turn;
+#pragma unroll 1
+    for (uint32_t band = own.band; band < t.j.bands; band += own.step)
+        merge_slices<D, PARTIALS / 2, 1>(t, find_merge<false, D>(t, band, warp_index(), WARPS));
+    if (threadIdx.x == 0 && own.band == 0)
+        finish_head(t.a, t.j, t.found, t.s->mass);
+    meet(); /* or the compiler would hold warps for divided, in all the loop around this */
+}
+
+/* After the block's last slice of the job. `free`: it has nothing else to do. */
+template <int D>
+__device__ __forceinline__ void finish_many(const struct work &t, uint32_t count, bool free) {
+    const uint32_t warp = warp_index(), bands = t.j.bands, log = 31 - __clz(bands);
+
+    if (bands > 2 && !t.j.picks && t.j.slices > PARTIALS / 2 && count < t.j.slices)
+        merge_bands<D>(t, count, free);
+    else
+        merge_job<false, D>(
+            t, count, find_merge<false, D>(t, warp & (bands - 1), warp >> log, WARPS >> log));
 }
 
 /* ---- jobs ---- */
@@ -652,9 +777,25 @@ __device__ __forceinline__ void run_together(const struct work &t, uint32_t slic
             p[0] = next_place(p[0], step, t.count);
         }
         *at = next_place(*at, tiles, t.count);
-        finish_slice(t, slice, slice > begun, w);
+        if constexpr (WIDE)
+            if (t.j.slices > 1)
+                finish_slice_wide(t, slice, slice > begun, w);
+        if (!WIDE || t.j.slices == 1)
+            finish_slice(t, slice, slice > begun, w);
         clear_state(&w);
     }
+}
+
+/* At D = 256 registers do not hold what a wide product wants. */
+template <bool BF16, int D>
+__device__ __forceinline__ void run_many(const struct work &t, uint32_t slice, uint32_t last,
+                                         struct place *at) {
+    constexpr bool WIDE = D <= 128;
+
+    if (WIDE && wide_products() && t.j.bands == WARPS)
+        run_together<BF16, WIDE, D>(t, slice, last, at);
+    else
+        run_together<BF16, false, D>(t, slice, last, at);
 }
 
 /* By the warps that attend: tasks `task` to `last`; nothing before the first was waited for. */
@@ -678,18 +819,14 @@ __device__ __forceinline__ void run_tasks(const struct ring_args &a, struct shar
             list_all(t.j);
         if (warp_index() == 1)
             load_found(t.j, t.found);
-        /* at D = 256 registers do not hold what such a product wants */
-        if (D <= 128 && wide_products() && t.j.bands == WARPS)
-            run_together<BF16, true, D>(t, begin, end, &at);
-        else if (t.j.bands > 1)
-            run_together<BF16, false, D>(t, begin, end, &at);
-        else
-            run_alone<BF16, D>(t, begin, end, &at);
-        if (t.j.bands > 1)
-            finish_job<false, D>(t, end - begin, find_merge<false, D>(t));
-        else
-            finish_job<true, D>(t, end - begin, find_merge<true, D>(t));
         task += end - begin;
+        if (t.j.bands > 1) {
+            run_many<BF16, D>(t, begin, end, &at);
+            finish_many<D>(t, end - begin, task == last);
+        } else {
+            run_alone<BF16, D>(t, begin, end, &at);
+            merge_job<true, D>(t, end - begin, find_merge<true, D>(t, 0, warp_index(), WARPS));
+        }
         __syncwarp();
         bar_arrive_times(bar_address(&s->ring.job_empty[own]), 1);
     }
@@ -719,12 +856,12 @@ __global__ void __launch_bounds__(THREADS + 32 * FETCHERS, 1)
     if (warp_index() == WARPS)
         prepare_job(a.attend, starts, &s->ring, 0, task);
     __syncthreads();
-    if (warp_index() >= WARPS) {
-        lower_registers<56>(); /* x 4 + 224 x 8: a multiprocessor's registers, of 168 a thread */
-        fetch_run<D>(a, starts, &s->ring, (uint32_t)__cvta_generic_to_shared(memory), task, last);
-    } else {
+    if (warp_index() < WARPS) {
         raise_registers<224>();
         run_tasks<BF16, D>(a, s, memory, task, last);
+    } else {
+        lower_registers<56>(); /* x 4 + 224 x 8: a multiprocessor's registers, of 168 a thread */
+        fetch_run<D>(a, starts, &s->ring, (uint32_t)__cvta_generic_to_shared(memory), task, last);
     }
 }
 

@@ -37,7 +37,7 @@ struct job {
     const uint32_t *table;
     uint8_t *partials;           /* of slice 0 */
     uint64_t partial_bytes;      /* of a slice */
-    uint32_t *word;              /* slices done */
+    uint32_t *words; /* slices done; who merges (attend.cu) */
     struct lk_head_out *result;  /* of the head; NULL: not wanted of this job */
     struct lk_page_weight *list; /* likewise: all pages of an exact row */
     uint32_t first, slices;      /* its first task; its tasks */
@@ -99,7 +99,7 @@ __device__ __forceinline__ struct job find_job(const struct attend_args &a,
     j.table = r->table;
     j.partial_bytes = (uint64_t)most * (g->head_dim * 4 + sizeof(struct lk_cuda_stat));
     j.partials = r->workspace + r->partials + (uint64_t)number * r->slices * j.partial_bytes;
-    j.word = a.sync + r->group_first + number;
+    j.words = a.sync + LK_CUDA_SYNC * (r->group_first + number);
     j.result = r->result && group == 0 ? r->result + head : NULL;
     j.list = r->list && group == 0 && !r->scan ? r->list + (uint64_t)head * r->list_pages : NULL;
     j.first = first + number * r->slices;
@@ -262,7 +262,7 @@ __device__ __forceinline__ void meet() {
 /* The block has stored the partials of `count` slices -> whether all of the job's are there. */
 __device__ __forceinline__ bool all_done(const struct job &j, uint32_t count, uint32_t *last) {
     const uint32_t slices = j.slices;
-    uint32_t *word = j.word;
+    uint32_t *word = j.words;
 
     meet();
     if (count == slices)

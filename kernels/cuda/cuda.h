@@ -20,7 +20,7 @@
  *     cudaErrorInvalidConfiguration where the device has less shared memory than they need.
  *   - All pointers are to device memory (or host memory the device can read), aligned to 16 bytes.
  *   - Tokens beyond a row's length never reach a result, whatever their bytes hold.
- *   - `sync` words are 0 before the first launch; every launch leaves them 0.
+ *   - `sync` words are 0 before the first launch; every launch leaves a job's first so.
  *   - A batch's rows share one pool. Rows of more than one token, and rows marked exact, are
  *     attended over all their pages; other rows append at most one token.
  *   - Logits beyond +-8 million (base 2) are clamped in estimates: no model's are.
@@ -40,6 +40,7 @@ extern "C" {
 #define LK_CUDA_BUDGET_PAGES_MAX 4096      /* kept pages are held in shared memory */
 #define LK_CUDA_PAGES_MAX        (1 << 24) /* of a row: sample weights fit 64 bits */
 #define LK_CUDA_APPEND           2         /* tokens that a warp appends, one by one */
+#define LK_CUDA_SYNC             2         /* words of a job */
 
 /* Lists of tasks; `first` of the block below has one for each. */
 enum lk_cuda_stage {
@@ -92,7 +93,7 @@ struct lk_cuda_row {
     uint32_t segment_pages, segments;                     /* shares: their product a head */
     uint32_t bands, query_groups;        /* attend: of 8 queries that share keys; groups of those */
     uint32_t tiles, slice_tiles, slices; /* attend: 16 tokens a tile */
-    uint32_t group_first;                /* sync words of attend */
+    uint32_t group_first;                /* of attend's jobs: LK_CUDA_SYNC words each */
     uint64_t scores, shares, parts, spill, counts, rescan, picks, partials;
     /* for select alone; no other kernel reads on */
     uint32_t head_bytes[LK_CUDA_OFFSETS]; /* at those offsets, from head to head */

@@ -225,7 +225,7 @@ uint64_t lk_cuda_row_workspace_bytes(const struct lk_row *row) {
 uint32_t lk_cuda_sync_words(const struct lk_geometry *geometry, uint32_t rows, uint32_t tokens) {
     uint32_t groups = clamp(div_up(tokens * geometry->group, 64), 1, UINT32_MAX);
 
-    return rows * geometry->kv_heads * groups;
+    return rows * geometry->kv_heads * groups * LK_CUDA_SYNC;
 }
 
 /* A budget counts only where a row is scored. */

@@ -242,6 +242,17 @@ __device__ __forceinline__ uint32_t add_in_order(uint32_t *word, uint32_t x) {
     return before;
 }
 
+/* Who sees it sees what was written, or seen, before. */
+__device__ __forceinline__ void store_after(uint32_t *word, uint32_t x) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(x) : "memory");
+}
+/* What others wrote before they wrote the word, or added to it, is seen. */
+__device__ __forceinline__ uint32_t load_in_order(const uint32_t *word) {
+    uint32_t x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");
+    return x;
+}
+
 /* ---- barriers in shared memory, by their addresses there ---- */
 
 /* A phase ends when `arrivals` have come, and the bytes they spoke of. */

@@ -220,6 +220,36 @@ static void many_queries(void) {
     many_queries(128, 32, LK_BF16, 2);
 }
 
+/* Rows of which several blocks merge bands, as many as there are: the bits do not tell. */
+static void merged_by_several(void) {
+    lk_geometry g = {1, 1, 4, 128, 16, 8, LK_BF16};
+    struct scene s;
+
+    if (skipped(g, processors))
+        return;
+    s.open(g, 220, processors);
+    sequence *q = s.add(0, 16 * 200 - 5, 2);
+    s.ready();
+    for (uint32_t tokens : {16, 8, 5}) {
+        const request asked = s.ask(q, tokens);
+        std::vector<float> first;
+        for (int blocks : {processors, 5, 1}) {
+            std::vector<request> rows = {asked};
+            s.processors = blocks;
+            s.run(rows);
+            CHECK(rows[0].plan.slices > 8 && rows[0].plan.bands > 2, "%u slices of %u bands",
+                  rows[0].plan.slices, rows[0].plan.bands);
+            if (first.empty())
+                s.check_output(rows[0], "merged by several", 1);
+            else
+                CHECK(first == rows[0].out, "%u tokens: other bits by %d blocks", tokens, blocks);
+            first = rows[0].out;
+            CHECK(first.size() == 512 * tokens, "%zu numbers", first.size());
+        }
+    }
+    s.p.close();
+}
+
 /* Exact rows so long that a block walks many times over what it holds of them at once. */
 static void long_exact(void) {
     for (uint32_t page_tokens : {8, 64}) {
@@ -381,6 +411,7 @@ static void small(void) {
     peaked(18); /* of row 8 two pages differ by float64's noise alone */
     long_spans();
     many_queries();
+    merged_by_several();
     other_shared();
 }
 
@@ -419,6 +450,7 @@ int main(int argc, char **argv) {
         long_spans();
         long_exact();
         many_queries();
+        merged_by_several();
     }
     printf("test_step: %s\n", failures ? "FAILED" : "ok");
     return failures != 0;

@@ -153,6 +153,12 @@ template <class T> static inline T __ldg(const T *at) {
 template <class T> static inline void __stcg(T *at, T x) {
     *at = x;
 }
+template <class T> static inline T atomicCAS(T *at, T old, T x) {
+    const T before = *at;
+    if (before == old)
+        *at = x;
+    return before;
+}
 template <class T> static inline T atomicAdd(T *at, T x) {
     T before = *at;
     *at += x;

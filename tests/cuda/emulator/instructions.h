@@ -228,6 +228,13 @@ static inline uint64_t device_ns(void) {
 static inline uint32_t add_in_order(uint32_t *word, uint32_t x) {
     return atomicAdd(word, x);
 }
+static inline void store_after(uint32_t *word, uint32_t x) {
+    *word = x;
+}
+static inline uint32_t load_in_order(const uint32_t *word) { /* again and again */
+    emulated::let_others_run();
+    return *word;
+}
 
 /* ---- barriers ---- */
 
