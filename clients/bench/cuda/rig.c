@@ -36,6 +36,16 @@ static int take(struct rig_gpu *gpu, uint64_t bytes, const char *what, void *ret
     return rig_refuse(gpu, error, what);
 }
 
+/* Host memory to the device, before anything that is launched after. A plain copy may return before
+ * it has arrived, and gpu->stream does not wait for it. */
+static int put(struct rig_gpu *gpu, void *to, const void *from, uint64_t bytes, const char *what) {
+    int error = (int)cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, gpu->stream);
+
+    if (!error)
+        error = (int)cudaStreamSynchronize(gpu->stream);
+    return rig_refuse(gpu, error, what);
+}
+
 /* Of the host. */
 static int no_memory(struct rig_gpu *gpu) {
     snprintf(gpu->why, gpu->why_bytes, "no memory on the host");
@@ -84,10 +94,7 @@ static int put_normals(struct rig_gpu *gpu) {
 
     if (!rc && keys) {
         bench_keys_make(keys);
-        rc = rig_refuse(gpu,
-                        (int)cudaMemcpy(gpu->normal, keys->normal, sizeof(keys->normal),
-                                        cudaMemcpyHostToDevice),
-                        "a table of numbers");
+        rc = put(gpu, gpu->normal, keys->normal, sizeof(keys->normal), "a table of numbers");
     }
     free(keys);
     return keys || rc ? rc : no_memory(gpu);
@@ -274,10 +281,7 @@ static int put_tables(struct rig *rig) {
         table[i] = (uint32_t)(row * each + extent * EXTENT_QUADS + at % EXTENT_QUADS);
     }
     if (!rc && table)
-        rc = rig_refuse(
-            rig->gpu,
-            (int)cudaMemcpy(rig->tables, table, quads * sizeof(*table), cudaMemcpyHostToDevice),
-            "tables");
+        rc = put(rig->gpu, rig->tables, table, quads * sizeof(*table), "tables");
     free(table);
     return table || rc ? rc : no_memory(rig->gpu);
 }
@@ -414,10 +418,8 @@ int rig_plan(struct rig *rig, uint32_t scan, uint32_t tokens) {
             snprintf(rig->gpu->why, rig->gpu->why_bytes, "the kernels refuse these rows");
             return EX_SOFTWARE;
         }
-        rc = rig_refuse(rig->gpu,
-                        (int)cudaMemcpy(&rig->blocks[layer], rig->host, sizeof(*rig->host),
-                                        cudaMemcpyHostToDevice),
-                        "a descriptor block");
+        rc =
+            put(rig->gpu, &rig->blocks[layer], rig->host, sizeof(*rig->host), "a descriptor block");
     }
     return rc;
 }
