@@ -78,6 +78,13 @@ static int refuse(const struct driver *driver, CUresult result, const char *step
     return result == CUDA_ERROR_OUT_OF_MEMORY ? -ENOMEM : -EIO;
 }
 
+/* Before it returns: the engine's streams do not wait for the default one. */
+static cudaError_t clear(void *at, uint64_t bytes) {
+    cudaError_t error = cudaMemset(at, 0, bytes);
+
+    return error ? error : cudaStreamSynchronize(NULL);
+}
+
 /* Address space, mapping, access, clearing, export; whatever fails, close() undoes the rest. */
 static int place(const struct driver *driver, const CUmemAllocationProp *prop,
                  struct lk_cuda_memory *m, char *why, size_t why_bytes) {
@@ -97,7 +104,7 @@ static int place(const struct driver *driver, const CUmemAllocationProp *prop,
     result = driver->access(at, m->bytes, &access, 1);
     if (result)
         return refuse(driver, result, "access to", m->bytes, why, why_bytes);
-    if (cudaMemset(m->at, 0, m->bytes) || cudaStreamSynchronize(NULL)) {
+    if (clear(m->at, m->bytes)) {
         snprintf(why, why_bytes, "GPU memory cannot be cleared: %s",
                  cudaGetErrorString(cudaGetLastError()));
         return -EIO;
@@ -172,7 +179,11 @@ void *lk_cuda_device_alloc(uint64_t bytes, char *why, size_t why_bytes) {
     cudaError_t error = cudaMalloc(&at, bytes);
 
     if (!error)
-        error = cudaMemset(at, 0, bytes);
+        error = clear(at, bytes);
+    if (error) {
+        cudaFree(at);
+        at = NULL;
+    }
     return taken(error, at, bytes, "GPU", why, why_bytes);
 }
 

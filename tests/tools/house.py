@@ -7,6 +7,7 @@
     includes go one way (see LAYERS)
     only the daemon's log.c and command-line tools print
     no TODO, FIXME, XXX, HACK; no `#if 0`
+    no cudaMemcpy() or cudaMemset(): they may return first, and streams of the engine do not wait
     functions stay under FUNCTION_LINES lines
 """
 import re
@@ -26,6 +27,8 @@ EXCEPTIONS = {("clients/bench", "graphs"), ("clients/bench", "kernels"), ("clien
 FUNCTION_LINES = 70
 PRINTS = re.compile(r"\b(printf|fprintf|puts|perror|vfprintf|putchar)\s*\(")
 MAY_PRINT = re.compile(r"^(clients/(replay|ctl|bench|examples|common)/|daemon/(log|main|options)\.c|tests/)")
+LATE = re.compile(r"\bcudaMem(cpy|set)\(")
+MAY_BE_LATE = re.compile(r"^(graphs/cuda/memory\.c|tests/)")  # memory.c waits; tests run on the stream that waits
 problems = []
 
 
@@ -90,6 +93,8 @@ def check_source(path, folders):
             say(path, number, "unfinished")
         if c:
             check_includes(path, number, line, folders)
+            if LATE.search(line) and not MAY_BE_LATE.match(path):
+                say(path, number, "may return before it is done: give it the stream that needs it")
             if PRINTS.search(line) and not MAY_PRINT.match(path):
                 say(path, number, "prints: only the daemon's log and the tools do")
     if path.endswith(".c"):
