@@ -147,6 +147,21 @@ static void check_max_tokens(const struct lk_config *config, const struct lk_ori
                (unsigned long long)pool->max_tokens, (unsigned long long)tokens);
 }
 
+/* Rows without a budget of their own have the pool's; those beyond it are sparse, and a GPU keeps
+ * so many pages of one and no more. */
+static void check_budget(const struct lk_config *config, const struct lk_origins *origins,
+                         const struct lk_pool_config *pool) {
+    uint64_t pages = lk_pool_fitting_pages(config->resolved, pool);
+    uint64_t most = (uint64_t)lk_engine_budget_pages(config->resolved) * pool->geometry.page_tokens;
+    char place[LK_PLACE_BYTES];
+    if (pool->budget > most && lk_pool_max_tokens(pool, pages) > pool->budget)
+        lk_log(LK_LOG_WARNING,
+               "%s[pool %s] budget: %u tokens are more than a row may keep on this device, %llu: "
+               "longer rows that name no budget will be refused",
+               lk_config_place(config, origins, &pool->budget, place), pool->name, pool->budget,
+               (unsigned long long)most);
+}
+
 static int check_pools(const struct lk_config *config, const struct lk_origins *origins, char *why,
                        size_t bytes) {
     char reason[256], place[LK_PLACE_BYTES];
@@ -158,6 +173,7 @@ static int check_pools(const struct lk_config *config, const struct lk_origins *
             return EX_CONFIG;
         }
         check_max_tokens(config, origins, pool);
+        check_budget(config, origins, pool);
     }
     return 0;
 }

@@ -225,6 +225,38 @@ START_TEST(the_check_sees_what_a_start_sees) {
 }
 END_TEST
 
+/* A GPU keeps 4,096 pages of a row: warned of with a GPU or without, where rows may be longer. */
+START_TEST(a_budget_may_be_too_much_for_a_gpu) {
+    static const char words[] = "budget: 40960 tokens are more than a row may keep on this device, "
+                                "32768: longer rows that name no budget will be refused";
+    for (int large = 0; large < 2; large++) {
+        struct rig rig;
+        char text[8192];
+        rig_open(&rig, NULL);
+        const char *tokens =
+            large ? "pool default.max_tokens=40961" : "pool default.max_tokens=40960";
+        const char *arguments[] = {"--config",
+                                   rig.config,
+                                   "--check-config",
+                                   "--set",
+                                   "daemon.device=cuda",
+                                   "--set",
+                                   "pool default.page_tokens=8",
+                                   "--set",
+                                   "pool default.memory=1G",
+                                   "--set",
+                                   "pool default.budget=40960",
+                                   "--set",
+                                   tokens,
+                                   NULL};
+        rig_run("locksd", arguments, text, sizeof(text));
+        bool warns = large && !strstr(text, "built without CUDA");
+        ck_assert_msg(!!strstr(text, words) == warns, "%s", text);
+        rig_close(&rig);
+    }
+}
+END_TEST
+
 /* A build that has no CUDA says so, and what serves instead. */
 START_TEST(cuda_must_be_in_the_build) {
     struct rig rig;
@@ -788,6 +820,7 @@ int main(void) {
     tcase_add_loop_test(life, ends_with_a_code_and_a_sentence, 0, sizeof(ends) / sizeof(*ends));
     tcase_add_loop_test(life, the_check_sees_what_a_start_sees, 0,
                         sizeof(checks) / sizeof(*checks));
+    tcase_add_test(life, a_budget_may_be_too_much_for_a_gpu);
     tcase_add_test(life, cuda_must_be_in_the_build);
     tcase_add_test(life, replaces_a_stale_socket);
     tcase_add_test(life, does_not_steal_a_live_socket);
