@@ -281,7 +281,7 @@ int lk_cpu_engine_open(const struct lk_engine_options *options, struct lk_engine
 
     if (error) {
         snprintf(why, why_bytes, "cpu_path %s: this machine lacks its instructions",
-                 options->cpu_path == LK_CPU_AVX2 ? "avx2" : "avx512");
+                 lk_cpu_path_name((enum lk_cpu_path)options->cpu_path));
         return error;
     }
     struct cpu_engine *engine = calloc(1, sizeof *engine);
@@ -296,8 +296,8 @@ int lk_cpu_engine_open(const struct lk_engine_options *options, struct lk_engine
         cpu_close(&engine->base);
         return error;
     }
-    snprintf(engine->text, sizeof engine->text, "cpu %s, %u thread%s", lk_cpu_path_name(),
-             options->threads, options->threads == 1 ? "" : "s");
+    snprintf(engine->text, sizeof engine->text, "cpu %s, %u thread%s",
+             lk_cpu_path_name(lk_cpu_path()), options->threads, options->threads == 1 ? "" : "s");
     *ret = &engine->base;
     return 0;
 }

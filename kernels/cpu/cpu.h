@@ -17,7 +17,9 @@ enum lk_cpu_path { LK_CPU_BEST = 0, LK_CPU_PORTABLE, LK_CPU_AVX2, LK_CPU_AVX512 
 /* Choose the path (BEST: the machine's). -ENOTSUP: this machine lacks it; nothing changes. Before
  * any other call. */
 int lk_cpu_open(enum lk_cpu_path path);
-const char *lk_cpu_path_name(void);
+/* The one chosen: PORTABLE, AVX2 or AVX512. Any thread, like the next. */
+enum lk_cpu_path lk_cpu_path(void);
+const char *lk_cpu_path_name(enum lk_cpu_path path);
 
 /* Sizes and strides of the records of a valid geometry. */
 void lk_cpu_layout(const struct lk_geometry *geometry, struct lk_layout *ret);

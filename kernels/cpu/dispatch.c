@@ -61,8 +61,8 @@ enum lk_cpu_path lk_cpu_path(void) {
     return chosen;
 }
 
-const char *lk_cpu_path_name(void) {
-    switch (chosen) {
+const char *lk_cpu_path_name(enum lk_cpu_path path) {
+    switch (path) {
     case LK_CPU_AVX512:
         return "avx512";
     case LK_CPU_AVX2:

@@ -110,9 +110,9 @@ END_TEST
 
 START_TEST(test_path_names) {
     ck_assert_int_eq(lk_cpu_open(LK_CPU_PORTABLE), 0);
-    ck_assert_str_eq(lk_cpu_path_name(), "portable");
+    ck_assert_str_eq(lk_cpu_path_name(lk_cpu_path()), "portable");
     ck_assert_int_lt(lk_cpu_open((enum lk_cpu_path)99), 0);
-    ck_assert_str_eq(lk_cpu_path_name(), "portable");
+    ck_assert_str_eq(lk_cpu_path_name(lk_cpu_path()), "portable");
     ck_assert_int_eq(lk_cpu_open(LK_CPU_BEST), 0);
 }
 END_TEST
