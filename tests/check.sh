@@ -46,8 +46,8 @@ in_build() { # in_build BUILD LABEL SECONDS SIDE_BY_SIDE TEST...: each test, wit
     [ ${#started[@]} -eq 0 ] || wait "${started[@]}" # alone it would wait for the emulated ones, too
 }
 
-emulated() { # emulated TEST ARCH PROCESSORS SEED [KIB [TOGETHER]]: the CUDA kernels on the host; threads take turns in order or, with a seed, at random; KIB: shared memory of a block; TOGETHER: blocks that run at once
-    LK_EMULATED_ARCH=$2 LK_EMULATED_PROCESSORS=$3 LK_EMULATED_SEED=$4 LK_EMULATED_SHARED=${5:-} LK_EMULATED_TOGETHER=${6:-} \
+emulated() { # emulated TEST ARCH PROCESSORS SEED [KIB]: the CUDA kernels on the host; threads take turns in order or, with a seed, at random; KIB: shared memory of a block
+    LK_EMULATED_ARCH=$2 LK_EMULATED_PROCESSORS=$3 LK_EMULATED_SEED=$4 LK_EMULATED_SHARED=${5:-} \
         run "emulated sm_${2%0} x $3${5:+ $5 KiB} test_$1" 3600 "$plain/emulated/test_$1" --small
 }
 
@@ -56,7 +56,11 @@ all_emulated() { # when nothing else wants the processor, so that tests beside i
     emulated step 900 132 ''
     emulated step 800 132 7
     emulated step 800 2 7 99
-    emulated step 900 16 7 '' 16
+    local together
+    for together in 1 16; do # those that wait give up; or merge
+        LK_EMULATED_PROCESSORS=16 LK_EMULATED_TOGETHER=$together LK_EMULATED_SEED=7 \
+            run "emulated $together at once test_step" 3600 "$plain/emulated/test_step" --merged
+    done
     emulated step 900 2 7
     emulated build 900 132 ''
     emulated build 800 132 7 99

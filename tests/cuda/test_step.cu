@@ -399,9 +399,18 @@ static void append(void) {
     s.p.close();
 }
 
+/* What needs little, of any device. */
+static void ways(void) {
+    append();
+    beside_scored();
+    no_number(128);
+    no_number(80);
+}
+
 /* Every way through the kernels at least once, with as little as possible: for where a device is
  * emulated. */
 static void small(void) {
+    ways();
     geometry(128, 16, 8, 4, LK_BF16, 64);
     geometry(64, 8, 2, 9, LK_FP16, 64);
     geometry(96, 16, 4, 3, LK_BF16, 48);
@@ -411,7 +420,6 @@ static void small(void) {
     peaked(18); /* of row 8 two pages differ by float64's noise alone */
     long_spans();
     many_queries();
-    merged_by_several();
     other_shared();
 }
 
@@ -429,18 +437,17 @@ static void all(void) {
     geometry(256, 64, 8, 8, LK_FP16, 90);
 }
 
-/* [--quick | --small] */
+/* [--quick | --small | --merged]; merged: where an emulator runs several blocks together */
 int main(int argc, char **argv) {
     const char *how = argc > 1 ? argv[1] : "";
 
     processors = device_or_skip();
-    append();
-    beside_scored();
-    no_number(128);
-    no_number(80);
-    if (!strcmp(how, "--small")) {
+    if (!strcmp(how, "--merged")) {
+        merged_by_several();
+    } else if (!strcmp(how, "--small")) {
         small();
     } else {
+        ways();
         geometry(128, 16, 8, 4, LK_BF16);
         if (strcmp(how, "--quick"))
             all();

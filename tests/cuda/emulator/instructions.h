@@ -231,8 +231,9 @@ static inline uint32_t add_in_order(uint32_t *word, uint32_t x) {
 static inline void store_after(uint32_t *word, uint32_t x) {
     *word = x;
 }
-static inline uint32_t load_in_order(const uint32_t *word) { /* again and again */
-    emulated::let_others_run();
+static inline uint32_t load_in_order(const uint32_t *word) { /* half a microsecond: much happens */
+    for (int i = 0; i < 1000; i++)
+        emulated::let_others_run();
     return *word;
 }
 
