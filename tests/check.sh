@@ -57,7 +57,7 @@ all_emulated() { # when nothing else wants the processor, so that tests beside i
     emulated step 800 132 7
     emulated step 800 2 7 99
     local together
-    for together in 1 16; do # those that wait give up; or merge
+    for together in 1 4 16; do # of those that wait all give up, some, none
         LK_EMULATED_PROCESSORS=16 LK_EMULATED_TOGETHER=$together LK_EMULATED_SEED=7 \
             run "emulated $together at once test_step" 3600 "$plain/emulated/test_step" --merged
     done

@@ -19,9 +19,9 @@
  * the highest peak of a query; slices by the last block to finish one of them, or by several, a
  * band each. The number of slices depends on the row alone, and so do the bits.
  *
- * Code runs once where a row has few tiles, and what lies far off comes late: in memory the
- * fetching warps' comes first, then that of one band (RESULTS.md). The compiler places an else
- * before its if.
+ * Code runs once where a row has few tiles, and what lies far off comes late: branches are ordered
+ * so that in memory the fetching warps' code comes first, then that of one band. CUDA 13.0 places
+ * an else before its if; what it is worth is in RESULTS.md.
  *
  * Edge cases: tokens beyond a query's own position get weight 0 by selection, and beyond the length
  * nothing counts; no token: out 0, LSE -inf.
@@ -580,7 +580,7 @@ __device__ __forceinline__ void finish_slice(const struct work &t, uint32_t slic
 
 /* The same where four warps work together, of a slice that is not the only one: warps w and w + 4
  * have the same queries, two bands, and each adds up one of them, of which the other leaves what it
- * has. */
+ * has. Partials of queries that do not exist are written too, and never read. */
 template <int D>
 __device__ __forceinline__ void finish_slice_wide(const struct work &t, uint32_t slice, bool again,
                                                   const struct state<D, 2> &w) {
@@ -651,7 +651,8 @@ __device__ __forceinline__ void merge_job(const struct work &t, uint32_t count,
 #define TURN  (1u << 8)
 #define LOOKS 16 /* some half a microsecond each */
 
-/* The block gives up waiting. -> false: there is nothing to wait for any more. */
+/* The block gives up waiting. -> false: too late, all slices are counted, and the last block is
+ * about to say so. */
 __device__ __forceinline__ bool give_up(const struct job &j) {
     for (;;) {
         const uint32_t now = load_in_order(j.words);

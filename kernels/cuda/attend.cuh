@@ -7,8 +7,8 @@
  *
  * Invariants: what a job and its slices are depends on the row and the geometry alone. A slice
  * leaves its partial result in the row's workspace; the block that finishes a job's last slice
- * merges them in order. A job holds whatever is needed of its row, since the way to a row's
- * descriptor is long and would be gone at every turn.
+ * merges them in order, or, of many bands, several blocks, each a band. A job holds whatever is
+ * needed of its row, since the way to a row's descriptor is long and would be gone at every turn.
  */
 #ifndef LK_CUDA_ATTEND_CUH
 #define LK_CUDA_ATTEND_CUH

@@ -12,8 +12,9 @@
  *
  * A step is: scan (append, exact score of the newest page, summaries of all others) -> for nested
  * and tree: prune, rescan -> select (shares, kept pages, sample) -> attend (split, merged by the
- * last block of a head). Kernels are chained by programmatic dependent launch. Summaries of pages
- * that a step closed are built after it, by lk_cuda_build_pages().
+ * last block of a head or, of many queries, by several). Kernels are chained by programmatic
+ * dependent launch. Summaries of pages that a step closed are built after it, by
+ * lk_cuda_build_pages().
  *
  * Invariants
  *   - Launchers never allocate, wait or log. They return 0 or a cudaError_t as an int:

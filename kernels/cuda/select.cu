@@ -16,7 +16,8 @@
  * counts its words in 128 bins of the range and adds the counts to every block's; the bin with the
  * k-th is the next range. That ends when a bin is kept whole or has few words: these, and what the
  * rest of a span sums up to, are sent to all, and every block finds the cut and what the others
- * keep by itself. Where equal words straddle the cut, the lower pages are kept.
+ * keep by itself. Where equal words straddle the cut, pages
+ * are kept by what rounding left over, then the lower ones; prune lists the lower ones.
  *
  * Sample: weights of the pages not kept, summed by 32 pages, then over the span, then over the
  * team, give each stratum's point its span; a warp finds the point's 32 pages and the page. Unless

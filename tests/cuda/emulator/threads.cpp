@@ -378,7 +378,8 @@ void run_grid(const struct grid *grid, const std::function<void()> &body) {
         exit(1);
     }
     const char *text = getenv("LK_EMULATED_TOGETHER");
-    const uint32_t most = grid->team > 1 || !text || !*text ? grid->team : (uint32_t)atoi(text);
+    const uint32_t asked = text && *text ? (uint32_t)std::max(1, atoi(text)) : 1;
+    const uint32_t most = grid->team > 1 ? grid->team : asked;
     const std::vector<struct uint3> blocks = list_blocks(grid);
 
     gridDim = grid->blocks;
