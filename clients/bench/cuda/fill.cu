@@ -41,6 +41,8 @@ static __global__ void fill_list(uint64_t *list, uint64_t count, uint64_t units)
         list[i] = i / units << 48 | i % units;
 }
 
+/* ONCE: by loads whose bytes leave the cache first. */
+template <bool ONCE>
 static __global__ void read_all(const uint4 *from, uint64_t count, uint32_t *sum) {
     uint64_t step = (uint64_t)gridDim.x * blockDim.x;
     uint32_t x = 0;
@@ -50,7 +52,9 @@ static __global__ void read_all(const uint4 *from, uint64_t count, uint32_t *sum
         uint4 v[FLIGHT];
 #pragma unroll
         for (int k = 0; k < FLIGHT; k++)
-            v[k] = i + k * step < count ? __ldcs(from + i + k * step) : make_uint4(0, 0, 0, 0);
+            v[k] = i + k * step >= count ? make_uint4(0, 0, 0, 0)
+                   : ONCE                ? __ldcs(from + i + k * step)
+                                         : __ldcg(from + i + k * step);
 #pragma unroll
         for (int k = 0; k < FLIGHT; k++)
             x ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
@@ -74,7 +78,10 @@ int bench_fill_list(uint64_t *list, uint32_t layers, uint64_t units, void *strea
     return (int)cudaGetLastError();
 }
 
-int bench_read_all(const void *from, uint64_t bytes, uint32_t blocks, uint32_t *sum, void *stream) {
-    read_all<<<blocks, 512, 0, (cudaStream_t)stream>>>((const uint4 *)from, bytes / 16, sum);
+int bench_read_all(const void *from, uint64_t bytes, uint32_t blocks, bool once, uint32_t *sum,
+                   void *stream) {
+    auto *kernel = once ? read_all<true> : read_all<false>;
+
+    kernel<<<blocks, 512, 0, (cudaStream_t)stream>>>((const uint4 *)from, bytes / 16, sum);
     return (int)cudaGetLastError();
 }

@@ -20,9 +20,10 @@ int bench_fill_pages(const struct lk_pool_view *pool, const float *normal, void 
 int bench_fill_queries(uint16_t *to, uint64_t count, const float *normal, void *stream);
 /* list[i] = layer << 48 | unit, unit < units (pages or quads), layer by layer; [layers * units]. */
 int bench_fill_list(uint64_t *list, uint32_t layers, uint64_t units, void *stream);
-/* Reads `bytes` (a multiple of 16) once, by so many blocks. sum: one word, so that the reads are
- * not left out. */
-int bench_read_all(const void *from, uint64_t bytes, uint32_t blocks, uint32_t *sum, void *stream);
+/* Reads `bytes` (a multiple of 16), by so many blocks; once: as bytes that leave the cache before
+ * others. sum: one word, so that the reads are not left out. */
+int bench_read_all(const void *from, uint64_t bytes, uint32_t blocks, bool once, uint32_t *sum,
+                   void *stream);
 
 #ifdef __cplusplus
 }

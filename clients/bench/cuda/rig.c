@@ -20,6 +20,7 @@
 #define EXTENT_QUADS  16     /* 64 pages, the daemon's unit of allocation */
 #define CACHES        2.5    /* bytes between two uses of a layer, in caches */
 #define CHAIN_US      1000.0 /* of a replay at least: its launch is then lost in it */
+#define CACHE_PASSES  3      /* of reading that fill the cache */
 #define CEILING_BYTES (UINT64_C(4) << 30)
 #define SPARE_BYTES   (UINT64_C(3) << 30) /* for workspaces and what the runtime takes itself */
 #define ROW_ALIGN     256
@@ -54,6 +55,26 @@ static int no_memory(struct rig_gpu *gpu) {
 
 /* ---- the GPU ---- */
 
+static int fill_cache(struct rig_gpu *gpu) {
+    int error = 0;
+
+    for (uint32_t i = 0; i < CACHE_PASSES && !error; i++)
+        error = bench_read_all(gpu->foreign, gpu->cache_bytes, 2 * gpu->processors, false, gpu->sum,
+                               gpu->stream);
+    return rig_refuse(gpu, error, "filling the cache");
+}
+
+static int take_foreign(struct rig_gpu *gpu) {
+    int rc = take(gpu, gpu->cache_bytes, "memory to fill the cache", &gpu->foreign);
+
+    if (!rc)
+        rc = take(gpu, sizeof(*gpu->sum), "a word", &gpu->sum);
+    if (!rc)
+        rc = rig_refuse(gpu, (int)cudaMemsetAsync(gpu->foreign, 0, gpu->cache_bytes, gpu->stream),
+                        "clearing memory");
+    return rc;
+}
+
 struct reading {
     void *at;
     uint32_t *sum, blocks;
@@ -63,20 +84,20 @@ static int launch_read(void *context, uint32_t i, cudaStream_t stream) {
     const struct reading *r = context;
 
     (void)i;
-    return bench_read_all(r->at, CEILING_BYTES, r->blocks, r->sum, stream);
+    return bench_read_all(r->at, CEILING_BYTES, r->blocks, true, r->sum, stream);
 }
 
 /* The best of a few grids. */
 static int measure_ceiling(struct rig_gpu *gpu) {
-    struct reading r = {NULL, NULL, 0};
+    struct reading r = {NULL, gpu->sum, 0};
     double us = 0;
     int rc = take(gpu, CEILING_BYTES, "memory to read", &r.at);
 
     if (!rc)
-        rc = take(gpu, sizeof(*r.sum), "a word", &r.sum);
-    if (!rc)
         rc = rig_refuse(gpu, (int)cudaMemsetAsync(r.at, 0x5a, CEILING_BYTES, gpu->stream),
                         "clearing memory");
+    if (!rc)
+        rc = fill_cache(gpu);
     for (uint32_t blocks = 2; blocks <= 8 && !rc; blocks *= 2) {
         r.blocks = blocks * gpu->processors;
         rc = replay_time(gpu, launch_read, &r, 2, false, &us);
@@ -84,7 +105,6 @@ static int measure_ceiling(struct rig_gpu *gpu) {
             gpu->ceiling = (double)CEILING_BYTES / us * 1e6;
     }
     cudaFree(r.at);
-    cudaFree(r.sum);
     return rc;
 }
 
@@ -141,6 +161,8 @@ int rig_gpu_open(uint32_t number, uint32_t rounds, char *why, size_t why_bytes,
         rc = rig_refuse(ret, (int)cudaEventCreate(&ret->ended), "an event");
     if (!rc)
         rc = put_normals(ret);
+    if (!rc)
+        rc = take_foreign(ret);
     return rc ? rc : measure_ceiling(ret);
 }
 
@@ -152,6 +174,8 @@ void rig_gpu_close(struct rig_gpu *gpu) {
     if (gpu->ended)
         cudaEventDestroy(gpu->ended);
     cudaFree(gpu->normal);
+    cudaFree(gpu->foreign);
+    cudaFree(gpu->sum);
     *gpu = (struct rig_gpu){.why = NULL};
 }
 
@@ -461,6 +485,9 @@ int rig_time(struct rig *rig, enum rig_part part, double *ret_us) {
         chain = (uint32_t)ceil(CHAIN_US / expected);
     if (chain > RIG_CHAIN_MAX)
         chain = RIG_CHAIN_MAX;
+    int rc = fill_cache(rig->gpu);
+    if (rc)
+        return rc;
     return replay_time(rig->gpu, launch_stage, &timed, chain, part == RIG_WHOLE, ret_us);
 }
 

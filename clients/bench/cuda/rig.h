@@ -8,6 +8,10 @@
  * whole steps of a chain every edge is a full one: a step's time is then that of a step alone. A
  * stage repeated keeps the edges it has in a step.
  *
+ * Before each measurement, that of the read ceiling too, the cache is filled with other bytes by
+ * plain loads, as a model's weights fill it. Bytes that kernels ask to go first then pass through
+ * a small part of it; with all of it to themselves they are read up to 5 % slower (RESULTS.md).
+ *
  *     gpu open -> (rig open -> plan -> time ...)* -> gpu close
  *
  * Invariants: rows of one rig have one length and are full to it; each lies in pages of its own, in
@@ -32,6 +36,8 @@ struct rig_gpu {
     uint64_t cache_bytes, memory_bytes;
     double ceiling; /* bytes a second of plain reading, measured */
     cudaStream_t stream;
+    void *foreign; /* cache_bytes that no kernel of ours reads */
+    uint32_t *sum; /* a word that reading wants */
     cudaEvent_t begun, ended;
     float *normal; /* on the device: see keys.h */
     char name[256], *why;
