@@ -37,7 +37,7 @@ struct job {
     const uint32_t *table;
     uint8_t *partials;           /* of slice 0 */
     uint64_t partial_bytes;      /* of a slice */
-    uint32_t *words; /* slices done; who merges (attend.cu) */
+    uint32_t *words;             /* slices done; who merges (attend.cu) */
     struct lk_head_out *result;  /* of the head; NULL: not wanted of this job */
     struct lk_page_weight *list; /* likewise: all pages of an exact row */
     uint32_t first, slices;      /* its first task; its tasks */
@@ -48,6 +48,7 @@ struct job {
     uint32_t table_shift, token_shift; /* pages of a table's entry, tokens of a page */
     uint32_t inverse;                  /* 2^31 / group, rounded up: divides numbers below 2^26 */
     float scale;                       /* of logits, base 2 */
+    bool once; /* no other job is known to read the same keys and values at this time */
 };
 
 /* Page of an octet, as read; what follows from it is left until it has come. */
@@ -119,6 +120,7 @@ __device__ __forceinline__ struct job find_job(const struct attend_args &a,
     j.token_shift = 31 - __clz(g->page_tokens);
     j.inverse = (0x80000000u + g->group - 1) / g->group;
     j.scale = r->sm_scale * LK_LOG2E;
+    j.once = r->scan || (starts.rows == 1 && r->query_groups == 1); /* exact rows may share pages */
     return j;
 }
 

@@ -148,16 +148,17 @@ __device__ __forceinline__ struct tile_boxes find_boxes(const struct job &j, con
 template <int D>
 __device__ __forceinline__ void fill_slot(const struct ring_args &a, struct ring *r,
                                           const struct note n[2], const struct tile_boxes &t,
-                                          uint32_t place, uint32_t slot) {
+                                          bool once, uint32_t place, uint32_t slot) {
     const uint32_t bar = bar_address(&r->full[place]);
+    const uint64_t priority = once ? LK_EVICT_FIRST : LK_EVICT_NORMAL;
 
     r->notes[place][0] = n[0];
     r->notes[place][1] = n[1];
     expect_boxes(bar, (t.wanted[0] + t.wanted[1]) * a.boxes.box_rows * (2 * D));
     if (t.wanted[0])
-        start_box(a.boxes, slot, t.row[0], t.block[0], bar);
+        start_box(a.boxes, slot, t.row[0], t.block[0], bar, priority);
     if (t.wanted[1])
-        start_box(a.boxes, slot + 32 * D, t.row[1], t.block[1], bar);
+        start_box(a.boxes, slot + 32 * D, t.row[1], t.block[1], bar, priority);
     boxes_started(bar);
 }
 
@@ -195,7 +196,7 @@ __device__ __forceinline__ void fetch_tiles(const struct ring_args &a, struct ri
             bar_wait(bar_address(&r->empty[p.slot]), p.parity ^ 1);
             __syncwarp(); /* or a late lane would look when the slot is full and empty again */
             if (lane == 2 * i)
-                fill_slot<D>(a, r, n, boxes, p.slot, slots + p.slot * (64 * D));
+                fill_slot<D>(a, r, n, boxes, j.once, p.slot, slots + p.slot * (64 * D));
             p = next_place(p, FETCHERS, a.slots);
         }
     }

@@ -71,14 +71,15 @@ __device__ __forceinline__ void expect_boxes(uint32_t bar, uint32_t bytes) {
     bar_expect(bar, bytes);
 }
 
-/* The box of a block's rows from `row` on, to `to`. */
+/* The box of a block's rows from `row` on, to `to`. `priority`: LK_EVICT_... */
 __device__ __forceinline__ void start_box(const struct boxes &b, uint32_t to, uint32_t row,
-                                          uint32_t block, uint32_t bar) {
+                                          uint32_t block, uint32_t bar, uint64_t priority) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier"
-                 "::complete_tx::bytes [%0], [%1, {%2,%3,%2,%4}], [%5];" ::"r"(to),
-                 "l"(&b.map), "r"(0), "r"(row), "r"(block), "r"(bar)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier"
+        "::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2,%3,%2,%4}], [%5], %6;" ::"r"(to),
+        "l"(&b.map), "r"(0), "r"(row), "r"(block), "r"(bar), "l"(priority)
+        : "memory");
 #else
     const uint8_t *from = b.base + ((uint64_t)block * b.block_rows + row) * b.row_bytes;
     const uint32_t chunks = b.row_bytes / 16;

@@ -23,7 +23,11 @@
     extern __shared__ __align__(alignment)                                                         \
     uint8_t name[]
 
-#define LK_EVICT_FIRST 0x12f0000000000000ull /* as createpolicy makes it: read once a step */
+/* What the second cache gives up first, as createpolicy says it. Records, and keys and values that
+ * are read once a step, go before all else: they would push out the kernels' code, which then comes
+ * late, a kernel at a time. */
+#define LK_EVICT_FIRST  0x12f0000000000000ull
+#define LK_EVICT_NORMAL 0x16f0000000000000ull
 
 /* ---- programmatic dependent launch: a kernel may start before the one it reads from ends ---- */
 
@@ -55,6 +59,16 @@ template <int N> __device__ __forceinline__ void raise_registers() {
 
 __device__ __forceinline__ void copy_async(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+/* The same of what is read once a step. */
+__device__ __forceinline__ void copy_once(uint32_t to, const void *from) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to),
+                 "l"(from), "l"(LK_EVICT_FIRST)
+                 : "memory");
+#else
+    copy_async(to, from);
+#endif
 }
 __device__ __forceinline__ void copy_word(uint32_t *to, const uint32_t *from) {
     asm volatile(
@@ -315,7 +329,8 @@ __device__ __forceinline__ void bar_some(uint32_t threads) {
     asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
 }
 
-/* `bytes` to shared memory, counted by the barrier. The copy engine takes them. */
+/* `bytes` that are read once a step to shared memory, counted by the barrier. The copy engine takes
+ * them. */
 __device__ __forceinline__ void start_copy(uint32_t to, const uint8_t *from, uint32_t bytes,
                                            uint32_t bar) {
 #if __CUDA_ARCH__ >= 900

@@ -56,6 +56,11 @@ static inline void copy_async(uint32_t to, const void *from) {
     must_be_vectors(to, from, 16);
     emulated::copy_late(at_address(to), from, 16);
 }
+#define LK_EVICT_FIRST  0ull /* a hint */
+#define LK_EVICT_NORMAL 0ull
+static inline void copy_once(uint32_t to, const void *from) {
+    copy_async(to, from);
+}
 static inline void copy_word(uint32_t *to, const uint32_t *from) {
     emulated::copy_late(to, from, 4);
 }
@@ -300,7 +305,7 @@ static inline void expect_boxes(uint32_t bar, uint32_t bytes) {
 }
 /* The place of a chunk follows from its address: bits 4 to 6 are crossed with bits 7 to 9. */
 static inline void start_box(const struct boxes &b, uint32_t to, uint32_t row, uint32_t block,
-                             uint32_t bar) {
+                             uint32_t bar, uint64_t) {
     const uint8_t *from = b.base + ((uint64_t)block * b.block_rows + row) * b.row_bytes;
 
     must_be_multiple(to, BOX_ALIGN);
