@@ -151,10 +151,10 @@ static void check_max_tokens(const struct lk_config *config, const struct lk_ori
  * so many pages of one and no more. */
 static void check_budget(const struct lk_config *config, const struct lk_origins *origins,
                          const struct lk_pool_config *pool) {
-    uint64_t pages = lk_pool_fitting_pages(config->resolved, pool);
     uint64_t most = (uint64_t)lk_engine_budget_pages(config->resolved) * pool->geometry.page_tokens;
     char place[LK_PLACE_BYTES];
-    if (pool->budget > most && lk_pool_max_tokens(pool, pages) > pool->budget)
+    if (pool->budget > most &&
+        lk_pool_max_tokens(pool, lk_pool_fitting_pages(config->resolved, pool)) > pool->budget)
         lk_log(LK_LOG_WARNING,
                "%s[pool %s] budget: %u tokens are more than a row may keep on this device, %llu: "
                "longer rows that name no budget will be refused",

@@ -180,10 +180,8 @@ void *lk_cuda_device_alloc(uint64_t bytes, char *why, size_t why_bytes) {
 
     if (!error)
         error = clear(at, bytes);
-    if (error) {
+    if (error)
         cudaFree(at);
-        at = NULL;
-    }
     return taken(error, at, bytes, "GPU", why, why_bytes);
 }
 

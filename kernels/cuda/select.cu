@@ -16,8 +16,8 @@
  * counts its words in 128 bins of the range and adds the counts to every block's; the bin with the
  * k-th is the next range. That ends when a bin is kept whole or has few words: these, and what the
  * rest of a span sums up to, are sent to all, and every block finds the cut and what the others
- * keep by itself. Where equal words straddle the cut, pages
- * are kept by what rounding left over, then the lower ones; prune lists the lower ones.
+ * keep by itself. Where equal words straddle the cut, pages are kept by what rounding left over,
+ * then the lower ones; prune lists the lower ones.
  *
  * Sample: weights of the pages not kept, summed by 32 pages, then over the span, then over the
  * team, give each stratum's point its span; a warp finds the point's 32 pages and the page. Unless
@@ -630,7 +630,7 @@ __device__ __forceinline__ void weigh_heads(const struct span &p, struct shared 
 
 /* What rounding to the float `share` left over of a unit's share, to 2^-50 of it: 2^TIE_MIDDLE if
  * nothing, and rounded, for units alike not to be told apart by float64's own noise. Units' float
- * shares were off by a few of their last bits. */
+ * shares are off by a few of their last bits. */
 __device__ __forceinline__ uint32_t left_over(const struct span &p, const struct shared *s,
                                               uint32_t i, float share) {
     const float *from = p.scores + (uint64_t)(p.base + i) * p.stride;
