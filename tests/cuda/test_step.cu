@@ -221,33 +221,43 @@ static void many_queries(void) {
 }
 
 /* Rows of which several blocks merge bands, as many as there are: the bits do not tell. */
-static void merged_by_several(void) {
-    lk_geometry g = {1, 1, 4, 128, 16, 8, LK_BF16};
+static void merged_by_several(uint32_t kv_heads, uint32_t d) {
+    lk_geometry g = {1, kv_heads, 4, d, 16, 8, LK_BF16};
     struct scene s;
 
     if (skipped(g, processors))
         return;
-    s.open(g, 220, processors);
-    sequence *q = s.add(0, 16 * 200 - 5, 2);
+    s.open(g, 420, processors);
+    sequence *one = s.add(0, 16 * 200 - 5, 2), *two = s.add(0, 16 * 150 + 3, 2);
     s.ready();
     for (uint32_t tokens : {16, 8, 5}) {
-        const request asked = s.ask(q, tokens);
-        std::vector<float> first;
+        const std::vector<request> asked = {s.ask(one, tokens), s.ask(two, tokens)};
+        std::vector<request> first;
         for (int blocks : {processors, 5, 1}) {
-            std::vector<request> rows = {asked};
+            std::vector<request> rows = asked;
             s.processors = blocks;
             s.run(rows);
-            CHECK(rows[0].plan.slices > 8 && rows[0].plan.bands > 2, "%u slices of %u bands",
-                  rows[0].plan.slices, rows[0].plan.bands);
             if (first.empty())
-                s.check_output(rows[0], "merged by several", 1);
-            else
-                CHECK(first == rows[0].out, "%u tokens: other bits by %d blocks", tokens, blocks);
-            first = rows[0].out;
-            CHECK(first.size() == 512 * tokens, "%zu numbers", first.size());
+                first = rows;
+            for (size_t i = 0; i < rows.size(); i++) {
+                CHECK(rows[i].plan.slices > 8 && rows[i].plan.bands > 2, "%u slices of %u bands",
+                      rows[i].plan.slices, rows[i].plan.bands);
+                CHECK(first[i].out == rows[i].out && first[i].lse == rows[i].lse,
+                      "row %zu, %u tokens: other bits by %d blocks", i, tokens, blocks);
+            }
+        }
+        for (request &r : first) {
+            CHECK(r.out.size() == kv_heads * 4 * d * tokens, "%zu numbers", r.out.size());
+            s.check_output(r, "merged by several", kv_heads);
         }
     }
     s.p.close();
+}
+
+static void merged_by_several(void) {
+    merged_by_several(1, 128);
+    merged_by_several(2, 64);
+    merged_by_several(1, 256);
 }
 
 /* Exact rows so long that a block walks many times over what it holds of them at once. */

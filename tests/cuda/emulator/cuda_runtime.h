@@ -154,9 +154,15 @@ template <class T> static inline void __stcg(T *at, T x) {
     *at = x;
 }
 template <class T> static inline T atomicCAS(T *at, T old, T x) {
+    emulated::let_others_run(); /* between a look and this */
     const T before = *at;
     if (before == old)
         *at = x;
+    return before;
+}
+template <class T> static inline T atomicExch(T *at, T x) {
+    const T before = *at;
+    *at = x;
     return before;
 }
 template <class T> static inline T atomicAdd(T *at, T x) {

@@ -231,6 +231,7 @@ static inline uint64_t device_ns(void) {
     return ++ticks;
 }
 static inline uint32_t add_in_order(uint32_t *word, uint32_t x) {
+    emulated::let_others_run();
     return atomicAdd(word, x);
 }
 static inline void store_after(uint32_t *word, uint32_t x) {

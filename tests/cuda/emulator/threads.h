@@ -2,10 +2,10 @@
 /*
  * threads.h - a grid's threads as fibers of one host thread: where they meet, and what they share.
  *
- * Idea: the blocks of a team (a cluster, or one or some) run together, teams one after the other. A
- * fiber runs until it must wait; whom it lets run next is the order of arrival, or drawn from
- * $LK_EMULATED_SEED, which shows what only one order hides. Where nobody can run, the program ends
- * and says so.
+ * Idea: the blocks of a team (a cluster; else one block, or $LK_EMULATED_TOGETHER) run together,
+ * teams one after the other. A fiber runs until it must wait; whom it lets run next is the order of
+ * arrival, or drawn from $LK_EMULATED_SEED, which shows what only one order hides. Where nobody can
+ * run, the program ends and says so.
  *
  * What a device copies in the background is done as late as may be: the target is poisoned when the
  * copy starts and filled when somebody waits for it, so that whoever reads without waiting reads
