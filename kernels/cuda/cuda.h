@@ -119,7 +119,8 @@ uint64_t lk_cuda_row_workspace_bytes(const struct lk_row *row);
 /* Sync words a batch of rows needs at most, each up to `tokens` queries. */
 uint32_t lk_cuda_sync_words(const struct lk_geometry *geometry, uint32_t rows, uint32_t tokens);
 /* Fill the block from rows whose pointers are the device's. Host memory, no device call. -EINVAL: a
- * budget, length or row count above the limits, or a sparse row of several tokens. */
+ * budget, length or row count above the limits, or a sparse row that has, or appends, several
+ * tokens. */
 int lk_cuda_fill(const struct lk_row *rows, uint32_t count, struct lk_cuda_batch *ret);
 
 /* When the parts of a step began, in ns of the device's clock; 0: it did not run. Host memory that

@@ -233,7 +233,7 @@ static bool row_fits(const struct lk_row *row) {
     bool scored = row->tokens && !row->exact;
 
     return lk_row_pages(row) <= LK_CUDA_PAGES_MAX && row->append <= row->length &&
-           (!scored || (row->tokens == 1 && row->budget_pages >= 1 &&
+           (!scored || (row->tokens == 1 && row->append <= 1 && row->budget_pages >= 1 &&
                         row->budget_pages <= LK_CUDA_BUDGET_PAGES_MAX));
 }
 

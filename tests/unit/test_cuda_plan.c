@@ -67,6 +67,7 @@ END_TEST
 START_TEST(a_budget_counts_where_a_row_is_scored) {
     struct lk_row appends = row_of(512, 0, 0, false);
     uint32_t most = lk_engine_budget_pages(LK_DEVICE_CUDA);
+    struct lk_row both = row_of(1 << 20, 1, most, false);
     appends.append = 512;
     ck_assert_int_eq(fill(appends), 0);
     ck_assert_int_eq(fill(row_of(100, 1, 1 << 26, true)), 0);
@@ -74,6 +75,8 @@ START_TEST(a_budget_counts_where_a_row_is_scored) {
     ck_assert_int_eq(fill(row_of(1 << 20, 1, most + 1, false)), -EINVAL);
     ck_assert_int_eq(fill(row_of(1 << 20, 1, 0, false)), -EINVAL);
     ck_assert_int_eq(fill(row_of(1 << 20, 2, most, false)), -EINVAL);
+    both.append = 2;
+    ck_assert_int_eq(fill(both), -EINVAL);
     ck_assert_int_eq(fill(row_of(1 << 20, 16, 1 << 26, true)), 0);
 }
 END_TEST
