@@ -29,7 +29,7 @@
 #define STAGES_OF(R)   ((R) == 2 ? 3 : 2)
 #define HELD_BYTES     1536 /* a multiple of 128 */
 #define BARRIER_BYTES  1024
-#define FETCHERS       2
+#define FETCHERS       3
 #define IDLE_MOST      64 /* looks of a fetching warp at its barriers */
 #define NOTES          8  /* tiles told to a warp at most */
 #define PLAIN_WARPS    8
