@@ -169,11 +169,13 @@ START_TEST(rows_of_a_layer_follow_each_other) {
 }
 END_TEST
 
-/* Of a row beside which others are served: it takes many times theirs. */
+/* Of a row, and of a chain, beside which others are served: they take many times theirs. */
 #ifdef __SANITIZE_THREAD__
-#define ROW_TOKENS 2400
+#define ROW_TOKENS  2400
+#define CHAIN_PAGES 1000
 #else
-#define ROW_TOKENS 4000
+#define ROW_TOKENS  4000
+#define CHAIN_PAGES 3000
 #endif
 
 /* A row of many tokens goes in parts: exact at every token, told as one row, and a neighbour's
@@ -213,7 +215,6 @@ END_TEST
 /* Copies of a chain (0 to 1, 1 to 2, ...) run one after the other, a batch each: others' lists and
  * steps run in between. */
 START_TEST(chains_let_others_through) {
-    enum { PAGES = 3000 };
     uint64_t lists = 0;
     struct inlet_client other;
     struct lk_cqe cqe;
@@ -222,7 +223,8 @@ START_TEST(chains_let_others_through) {
     ck_assert_int_eq(inlet_connect(&inlet, &other, 2, 64, 0), 0);
     uint64_t sequence = inlet_create(&other);
     inlet_append(&other, sequence, 0, 0, ids, 20);
-    struct lk_object_desc chain = {.handle = inlet_lease(&client, PAGES), .count = PAGES - 1};
+    struct lk_object_desc chain = {.handle = inlet_lease(&client, CHAIN_PAGES),
+                                   .count = CHAIN_PAGES - 1};
     struct lk_object_desc pair = {.handle = inlet_lease(&other, 8), .count = 1};
     int64_t *slots = inlet_alloc(&client, 16 * sizeof(*slots)); /* page 0 has something to copy */
     for (int i = 0; i < 16; i++)
