@@ -60,14 +60,19 @@ template <int N> __device__ __forceinline__ void raise_registers() {
 __device__ __forceinline__ void copy_async(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-/* The same of what is read once a step. */
-__device__ __forceinline__ void copy_once(uint32_t to, const void *from) {
+/* The same of what is read once a step, by those lanes of a warp that want it. With a predicate of
+ * its own: else CUDA 13.0 holds a part of `to` that lanes have in common in the same register as a
+ * half of the hint, and devices then met an illegal instruction. */
+__device__ __forceinline__ void copy_once(bool wanted, uint32_t to, const void *from) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to),
-                 "l"(from), "l"(LK_EVICT_FIRST)
-                 : "memory");
+    asm volatile(
+        "{.reg .pred p; setp.ne.u32 p, %0, 0; "
+        "@p cp.async.cg.shared.global.L2::cache_hint [%1], [%2], 16, %3;}" ::"r"((uint32_t)wanted),
+        "r"(to), "l"(from), "l"(LK_EVICT_FIRST)
+        : "memory");
 #else
-    copy_async(to, from);
+    if (wanted)
+        copy_async(to, from);
 #endif
 }
 __device__ __forceinline__ void copy_word(uint32_t *to, const uint32_t *from) {

@@ -94,8 +94,8 @@ __device__ __forceinline__ void copy_record(uint32_t to, const uint8_t *from, in
     to += (uint32_t)at;
 #pragma unroll
     for (int i = 0; i < bytes + LINE - 16; i += LINE) /* at: from 16 - LINE to LINE - 16 */
-        if ((i > 0 || at >= 0) && (i + LINE - 16 < bytes || at + i < bytes))
-            copy_once(to + (uint32_t)i, line + i);
+        copy_once((i > 0 || at >= 0) && (i + LINE - 16 < bytes || at + i < bytes), to + (uint32_t)i,
+                  line + i);
 }
 
 /* Start the copies of a tile's records. */

@@ -58,8 +58,9 @@ static inline void copy_async(uint32_t to, const void *from) {
 }
 #define LK_EVICT_FIRST  0ull /* a hint */
 #define LK_EVICT_NORMAL 0ull
-static inline void copy_once(uint32_t to, const void *from) {
-    copy_async(to, from);
+static inline void copy_once(bool wanted, uint32_t to, const void *from) {
+    if (wanted)
+        copy_async(to, from);
 }
 static inline void copy_word(uint32_t *to, const uint32_t *from) {
     emulated::copy_late(to, from, 4);
