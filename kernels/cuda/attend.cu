@@ -32,7 +32,7 @@
 #define ROOM     256 /* float4 that a warp leaves for merging at a time */
 
 /* Bands of a job that a block merges: every step-th. */
-struct turn {
+struct part {
     uint32_t band, step; /* band: UINT32_MAX: none */
 };
 
@@ -44,7 +44,7 @@ struct shared {
     alignas(16) struct lk_cuda_head found[JOBS];
     alignas(16) float mass[WARPS * QUERIES]; /* captured, of queries */
     uint32_t last;
-    struct turn turn;
+    struct part part;
 };
 
 /* A job in hand. */
@@ -590,6 +590,7 @@ __device__ __forceinline__ void finish_slice_wide(const struct work &t, uint32_t
     uint8_t *partial = t.j.partials + slice * t.j.partial_bytes;
     float4 *to = (float4 *)partial + band * 2 * D + lane;
     static_assert(2 * D <= ROOM, "room for a band");
+    static_assert(LK_GROUP_MAX <= 4 * QUERIES, "not scored: load_found() copies nothing");
 
     if (again)
         meet(); /* what is there is added up */
@@ -646,53 +647,54 @@ __device__ __forceinline__ void merge_job(const struct work &t, uint32_t count,
  * each every n-th band. A job's first word counts slices that are done, and above them blocks that
  * wait and blocks that gave it up. Once all slices are there the second word becomes another than
  * it was, with n in its low bits: 1, the last block alone, if any gave up. */
-#define WAITS (1u << 16)
-#define LEFT  (1u << 24)
-#define TURN  (1u << 8)
-#define LOOKS 16 /* some half a microsecond each */
+#define ONE_WAITS   (1u << 16)
+#define ONE_GAVE_UP (1u << 24)
+#define ONE_STEP    (1u << 8) /* of the second word, each time all slices are there */
+#define LOOKS       16        /* some half a microsecond each */
 
 /* The block gives up waiting. -> false: too late, all slices are counted, and the last block is
  * about to say so. */
 __device__ __forceinline__ bool give_up(const struct job &j) {
     for (;;) {
         const uint32_t now = load_in_order(j.words);
-        if (now == 0 || now % WAITS == j.slices)
+        if (now == 0 || now % ONE_WAITS == j.slices)
             return false;
-        if (atomicCAS(j.words, now, now + LEFT) == now)
+        if (atomicCAS(j.words, now, now + ONE_GAVE_UP) == now)
             return true;
     }
 }
 
-/* The block's slices are stored. By one thread. `waits`: it has nothing else to do. */
-__device__ __forceinline__ struct turn take_turn(const struct job &j, uint32_t count, bool waits) {
+/* The block's slices are stored. By one thread. `idle`: the block has nothing else to do. */
+__device__ __forceinline__ struct part take_part(const struct job &j, uint32_t count, bool idle) {
     const uint32_t earlier = load_in_order(j.words + 1);
-    const uint32_t before = add_in_order(j.words, count + (waits ? WAITS : 0));
-    const uint32_t own = before / WAITS % (LEFT / WAITS) + 1;
+    const uint32_t before = add_in_order(j.words, count + (idle ? ONE_WAITS : 0));
+    const uint32_t own = before / ONE_WAITS % (ONE_GAVE_UP / ONE_WAITS) + 1;
     uint32_t now;
 
-    if (before % WAITS + count == j.slices) {
-        const uint32_t step = before < LEFT ? own : 1;
-        j.words[0] = 0;
-        store_after(j.words + 1, (earlier / TURN + 1) * TURN + step);
+    if (before % ONE_WAITS + count == j.slices) {
+        const uint32_t step = before < ONE_GAVE_UP ? own : 1;
+        atomicExch(j.words, 0u); /* others may look at it */
+        store_after(j.words + 1, (earlier / ONE_STEP + 1) * ONE_STEP + step);
         return {0, step};
     }
-    if (!waits)
+    if (!idle)
         return {UINT32_MAX, 1};
     for (uint32_t i = 0; (now = load_in_order(j.words + 1)) == earlier; i++)
         if (i >= LOOKS && give_up(j))
             return {UINT32_MAX, 1};
-    return {now % TURN > 1 ? own : UINT32_MAX, now % TURN};
+    return {now % ONE_STEP > 1 ? own : UINT32_MAX, now % ONE_STEP};
 }
 
 /* After the block's last slice of a job that other blocks have slices of. As many at a time as
- * merge_job() merges of several bands: the bits do not tell who did. */
+ * merge_job() merges of several bands: the bits do not tell who did. No pages were picked, so the
+ * head's result takes nothing of what the other bands' queries captured. */
 template <int D>
-__device__ __forceinline__ void merge_bands(const struct work &t, uint32_t count, bool waits) {
+__device__ __forceinline__ void merge_bands(const struct work &t, uint32_t count, bool idle) {
     meet();
     if (threadIdx.x == 0)
-        t.s->turn = take_turn(t.j, count, waits);
+        t.s->part = take_part(t.j, count, idle);
     meet();
-    const struct turn own = t.s->turn;
+    const struct part own = t.s->part;
 #pragma unroll 1
     for (uint32_t band = own.band; band < t.j.bands; band += own.step)
         merge_slices<D, PARTIALS / 2, 1>(t, find_merge<false, D>(t, band, warp_index(), WARPS));
@@ -701,16 +703,16 @@ __device__ __forceinline__ void merge_bands(const struct work &t, uint32_t count
     meet(); /* or the compiler would hold warps for divided, in all the loop around this */
 }
 
-/* After the block's last slice of the job. `free`: it has nothing else to do. */
+/* After the block's last slice of the job. `idle`: it has nothing else to do. */
 template <int D>
-__device__ __forceinline__ void finish_many(const struct work &t, uint32_t count, bool free) {
+__device__ __forceinline__ void finish_many(const struct work &t, uint32_t count, bool idle) {
     const uint32_t warp = warp_index(), bands = t.j.bands, log = 31 - __clz(bands);
 
     if (bands > 2 && !t.j.picks && t.j.slices > PARTIALS / 2 && count < t.j.slices)
-        merge_bands<D>(t, count, free);
+        merge_bands<D>(t, count, idle);
     else
-        merge_job<false, D>(
-            t, count, find_merge<false, D>(t, warp & (bands - 1), warp >> log, WARPS >> log));
+        merge_job<false, D>(t, count,
+                            find_merge<false, D>(t, warp & (bands - 1), warp >> log, WARPS >> log));
 }
 
 /* ---- jobs ---- */
@@ -742,8 +744,7 @@ __device__ __forceinline__ void run_alone(const struct work &t, uint32_t slice, 
 }
 
 /* Slices of a job of several bands. Of the warps that hold the same queries one takes every
- * parts-th tile of the slice, two to a softmax where registers and slots hold
- * them. */
+ * parts-th tile of the slice, two to a softmax where registers and slots hold them. */
 template <bool BF16, bool WIDE, int D>
 __device__ __forceinline__ void run_together(const struct work &t, uint32_t slice, uint32_t last,
                                              struct place *at) {

@@ -67,10 +67,23 @@ __device__ __forceinline__ uint32_t bar_address(const uint64_t *bar) {
     return (uint32_t)__cvta_generic_to_shared(bar);
 }
 
+/* A warp arrives by as many lanes as it has to, after it met. compute-sanitizer's racecheck holds
+ * that against the other lanes; for it (make racecheck) every lane arrives for itself. */
+#ifdef LK_RACECHECK
+#define ARRIVALS 32
+#else
+#define ARRIVALS 1
+#endif
+
 /* By the warp, `times` of at most 32. */
 __device__ __forceinline__ void bar_arrive_times(uint32_t bar, uint32_t times) {
+#ifdef LK_RACECHECK
+    for (uint32_t i = 0; i < times; i++)
+        bar_arrive(bar);
+#else
     if (threadIdx.x % 32 < times)
         bar_arrive(bar);
+#endif
 }
 
 /* By one thread, before the block meets. */
@@ -78,12 +91,12 @@ __device__ __forceinline__ void init_ring(struct ring *r, uint32_t slots) {
 #pragma unroll 1
     for (uint32_t i = 0; i < slots; i++) {
         bar_init(bar_address(&r->full[i]), 1);
-        bar_init(bar_address(&r->empty[i]), WARPS);
+        bar_init(bar_address(&r->empty[i]), ARRIVALS * WARPS);
     }
 #pragma unroll
     for (uint32_t i = 0; i < JOBS; i++) {
-        bar_init(bar_address(&r->job_full[i]), 1);
-        bar_init(bar_address(&r->job_empty[i]), WARPS + FETCHERS);
+        bar_init(bar_address(&r->job_full[i]), ARRIVALS);
+        bar_init(bar_address(&r->job_empty[i]), ARRIVALS * (WARPS + FETCHERS));
     }
     bar_inits_done();
 }

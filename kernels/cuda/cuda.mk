@@ -2,23 +2,27 @@
 # The CUDA kernels as a library, their tests, and the kernels of locks-bench. Included by the root Makefile; needs nvcc only.
 #   make cuda         library and tests (does nothing, and says so, where there is no nvcc)
 #   make check-cuda   run the tests (they say so and exit 77 where there is no device)
+#   make racecheck    build/racecheck/cuda/test_step, for compute-sanitizer --tool racecheck
 #   make emulated     the kernels that compute and their tests for the host (tests/cuda/emulator); needs g++ only
 
 CUDA_O     := $(O)/cuda
 CUDA_ARCH  ?= -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80
-CUDA_FLAGS := -std=c++17 -O3 -Xcompiler=-fPIC,-Wall,-fno-exceptions,-fno-threadsafe-statics -Werror=all-warnings $(HOOKS_F) $(CUDA_ARCH)
+CUDA_FLAGS := -std=c++17 -O3 -Xcompiler=-fPIC,-Wall,-fno-exceptions,-fno-threadsafe-statics -Werror=all-warnings $(HOOKS_F) $(CUDA_DEFINE) $(CUDA_ARCH)
 CUDA_OBJ   := $(patsubst kernels/cuda/%.cu,$(CUDA_O)/%.o,$(wildcard kernels/cuda/*.cu)) $(O)/kernels/cuda/plan.o
 CUDA_BIN   := $(patsubst tests/cuda/%.cu,$(CUDA_O)/%,$(wildcard tests/cuda/test_*.cu))
 
-.PHONY: cuda check-cuda
+.PHONY: cuda check-cuda racecheck
 ifeq ($(CUDA),)
-cuda check-cuda:
+cuda check-cuda racecheck:
 	@echo "no nvcc of CUDA 13 or later: the CUDA kernels are not built"
 else
 cuda: $(CUDA_O)/liblkcuda.a $(CUDA_BIN)  ## compile the CUDA kernels and their tests, where nvcc is
 
 check-cuda: cuda  ## run the CUDA tests; they skip themselves where there is no device
 	@for t in $(CUDA_BIN); do $$t; s=$$?; [ $$s = 0 ] || [ $$s = 77 ] || exit 1; done
+
+racecheck:
+	@$(MAKE) --no-print-directory O=build/racecheck CUDA_DEFINE=-DLK_RACECHECK build/racecheck/cuda/test_step
 
 $(CUDA_O)/%.o: kernels/cuda/%.cu $(wildcard kernels/cuda/*.h kernels/cuda/*.cuh kernels/*.h)
 	@mkdir -p $(@D)
