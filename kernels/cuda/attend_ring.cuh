@@ -163,7 +163,7 @@ __device__ __forceinline__ void fill_slot(const struct ring_args &a, struct ring
                                           const struct note n[2], const struct tile_boxes &t,
                                           bool once, uint32_t place, uint32_t slot) {
     const uint32_t bar = bar_address(&r->full[place]);
-    const uint64_t priority = once ? LK_EVICT_FIRST : LK_EVICT_NORMAL;
+    const uint64_t priority = once ? LK_EVICT_FIRST : LK_EVICT_USUAL;
 
     r->notes[place][0] = n[0];
     r->notes[place][1] = n[1];

@@ -26,8 +26,8 @@
 /* What the second cache gives up first, as createpolicy says it. Records, and keys and values that
  * are read once a step, go before all else: they would push out the kernels' code, which then comes
  * late, a kernel at a time. */
-#define LK_EVICT_FIRST  0x12f0000000000000ull
-#define LK_EVICT_NORMAL 0x16f0000000000000ull
+#define LK_EVICT_FIRST 0x12f0000000000000ull
+#define LK_EVICT_USUAL 0x10f0000000000000ull /* as without a hint; "normal", 0x16f, is slower */
 
 /* ---- programmatic dependent launch: a kernel may start before the one it reads from ends ---- */
 

@@ -56,8 +56,8 @@ static inline void copy_async(uint32_t to, const void *from) {
     must_be_vectors(to, from, 16);
     emulated::copy_late(at_address(to), from, 16);
 }
-#define LK_EVICT_FIRST  0ull /* a hint */
-#define LK_EVICT_NORMAL 0ull
+#define LK_EVICT_FIRST 0ull /* a hint */
+#define LK_EVICT_USUAL 0ull
 static inline void copy_once(bool wanted, uint32_t to, const void *from) {
     if (wanted)
         copy_async(to, from);
