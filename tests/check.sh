@@ -53,7 +53,6 @@ emulated() { # emulated TEST ARCH PROCESSORS SEED [KIB]: the CUDA kernels on the
 
 all_emulated() { # when nothing else wants the processor, so that tests beside it have the machine to themselves still
     chrt --idle --pid 0 "$BASHPID" 2>/dev/null
-    emulated step 800 132 7
     emulated step 800 2 7 99
     local together
     for together in 1 4 16; do # of those that wait all give up, some, none

@@ -108,7 +108,7 @@ on_gpu() { # on_gpu PATH STEPS: a list, without traces of 32 bits; of the shippe
 
 some_emulated() {
     local name options
-    for options in '' '--scan tree --sampled 8' '--budget 1024 --mass 0.9'; do
+    for options in '--scan tree --sampled 8' '--budget 1024 --mass 0.9'; do
         echo "emulated 64 $shipped $options"
     done
     "$python" tests/tools/traces.py "$work" || exit 1
