@@ -77,13 +77,10 @@ __device__ __forceinline__ uint32_t bar_address(const uint64_t *bar) {
 
 /* By the warp, `times` of at most 32. */
 __device__ __forceinline__ void bar_arrive_times(uint32_t bar, uint32_t times) {
-#ifdef LK_RACECHECK
-    for (uint32_t i = 0; i < times; i++)
+    for (uint32_t i = 0; ARRIVALS > 1 && i < times; i++)
         bar_arrive(bar);
-#else
-    if (threadIdx.x % 32 < times)
+    if (ARRIVALS == 1 && threadIdx.x % 32 < times)
         bar_arrive(bar);
-#endif
 }
 
 /* By one thread, before the block meets. */

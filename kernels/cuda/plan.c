@@ -16,14 +16,14 @@
 #include "record.h"
 #include "state.h"
 
-#define TILE_UNITS  8    /* pages or superpages a warp scores together */
-#define TILE_TOKENS 16   /* rows of a tensor-core tile */
-#define BLOCK_WARPS 8    /* of attend */
-#define CHUNKS      1584 /* of a row: one a scoring warp of 132 multiprocessors */
-#define CHUNKS_LOW  2112 /* at rank 2 */
-#define SLICES      128  /* of all heads of a row: about one a multiprocessor of a large device */
-#define SLICE_TILES 16   /* at least, if there are several */
-#define REST_PAGES  128  /* that a warp sums up at once */
+#define TILE_UNITS  8          /* pages or superpages a warp scores together */
+#define TILE_TOKENS 16         /* rows of a tensor-core tile */
+#define BLOCK_WARPS 8          /* of attend */
+#define CHUNKS      (132 * 12) /* of a row: one a scoring warp (scan.cu) of 132 multiprocessors */
+#define CHUNKS_LOW  (132 * 16) /* at rank 2 */
+#define SLICES      128 /* of all heads of a row: about one a multiprocessor of a large device */
+#define SLICE_TILES 16  /* at least, if there are several */
+#define REST_PAGES  128 /* that a warp sums up at once */
 #define FETCH_MOST  (24u << 20) /* bytes of pages worth fetching to L2 ahead of attend */
 
 static uint32_t div_up(uint32_t a, uint32_t b) {

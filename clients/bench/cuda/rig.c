@@ -20,7 +20,6 @@
 #define EXTENT_QUADS  16     /* 64 pages, the daemon's unit of allocation */
 #define CACHES        2.5    /* bytes between two uses of a layer, in caches */
 #define CHAIN_US      1000.0 /* of a replay at least: its launch is then lost in it */
-#define CACHE_PASSES  3      /* of reading that fill the cache */
 #define CEILING_BYTES (UINT64_C(4) << 30)
 #define SPARE_BYTES   (UINT64_C(3) << 30) /* for workspaces and what the runtime takes itself */
 #define ROW_ALIGN     256
@@ -55,15 +54,6 @@ static int no_memory(struct rig_gpu *gpu) {
 
 /* ---- the GPU ---- */
 
-static int fill_cache(struct rig_gpu *gpu) {
-    int error = 0;
-
-    for (uint32_t i = 0; i < CACHE_PASSES && !error; i++)
-        error = bench_read_all(gpu->foreign, gpu->cache_bytes, 2 * gpu->processors, false, gpu->sum,
-                               gpu->stream);
-    return rig_refuse(gpu, error, "filling the cache");
-}
-
 static int take_foreign(struct rig_gpu *gpu) {
     int rc = take(gpu, gpu->cache_bytes, "memory to fill the cache", &gpu->foreign);
 
@@ -96,8 +86,6 @@ static int measure_ceiling(struct rig_gpu *gpu) {
     if (!rc)
         rc = rig_refuse(gpu, (int)cudaMemsetAsync(r.at, 0x5a, CEILING_BYTES, gpu->stream),
                         "clearing memory");
-    if (!rc)
-        rc = fill_cache(gpu);
     for (uint32_t blocks = 2; blocks <= 8 && !rc; blocks *= 2) {
         r.blocks = blocks * gpu->processors;
         rc = replay_time(gpu, launch_read, &r, 2, false, &us);
@@ -485,9 +473,6 @@ int rig_time(struct rig *rig, enum rig_part part, double *ret_us) {
         chain = (uint32_t)ceil(CHAIN_US / expected);
     if (chain > RIG_CHAIN_MAX)
         chain = RIG_CHAIN_MAX;
-    int rc = fill_cache(rig->gpu);
-    if (rc)
-        return rc;
     return replay_time(rig->gpu, launch_stage, &timed, chain, part == RIG_WHOLE, ret_us);
 }
 
