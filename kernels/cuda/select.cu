@@ -19,9 +19,11 @@
  * keep by itself. Where equal words straddle the cut, pages are kept by what rounding left over,
  * then the lower ones; prune lists the lower ones.
  *
- * Sample: weights of the pages not kept, summed by 32 pages, then over the span, then over the
- * team, give each stratum's point its span; a warp finds the point's 32 pages and the page. Unless
- * a page may be hit twice, the points also say how many picks lower spans have.
+ * Sample: weights of the pages not kept, summed by 32 pages (a group), by a warp's groups (a run),
+ * over the span, then over the team, give each stratum's point its span; eight lanes find its run,
+ * group and page, 64 points a block at once, or a warp, which has less to do for a point, where
+ * there are few. Unless a page may be hit twice, the points also say how many picks lower spans
+ * have.
  *
  * What all warps need they work out each by itself: that costs less than a barrier.
  *
@@ -36,7 +38,6 @@
 #define BINS        128
 #define ROUNDS      6     /* ranges of words: the first, or all others; then 7 bits less each */
 #define FIRST_SHIFT 20    /* the first range's bins: an eighth of a power of two */
-#define FIRST_PRUNE 19    /* or a sixteenth */
 #define CUTS        2     /* found by a block at most: again for a mass target */
 #define FEW         32    /* words that are sent to all: one a lane */
 #define SPAN_LONG   32768 /* units held by a block alone on a multiprocessor, not by two */
@@ -75,7 +76,7 @@ struct view {
 struct span : lk_cuda_cut {
     uint32_t head, group, stride;
     uint32_t base, count;      /* first of its units, and their number */
-    uint32_t groups, per_bits; /* groups of 32 units; log2 of those that are a lane's own */
+    uint32_t groups, run_bits; /* groups of 32 units; log2 of those in a run: 4 or more */
     bool live, spills, fetch;  /* something to do; `spill` has the words; fetch pages to L2 */
     union {                    /* of the head, in the order of the row's offsets */
         uint8_t *place[LK_CUDA_OFFSETS];
@@ -116,11 +117,12 @@ struct sums {                      /* of pages not kept; pages kept */
 };
 
 struct shared {
-    alignas(16) uint32_t bins[ROUNDS][BINS], all_bins[ROUNDS][BINS]; /* zero at first */
+    alignas(16) uint32_t bins[ROUNDS][BINS], all_bins[ROUNDS][BINS]; /* zero at first, with */
+    uint32_t run_hits[WARPS];                                        /* pages hit, by run */
     uint4 peers[LK_TEAM_MOST];           /* of each block: weight, kept and few, most */
     uint32_t few[LK_TEAM_MOST][FEW + 4]; /* the blocks' words inside the bracket */
     alignas(16) uint32_t inside[FEW];    /* this block's */
-    uint32_t inside_at[FEW];             /* the page in the span */
+    uint2 inside_at[FEW];                /* the page in the span, and its run */
     int32_t all_few[FEW + 4];            /* of the team, read by fours */
     uint32_t few_rank[FEW];              /* and from which block */
     uint32_t equal[LK_TEAM_MOST];
@@ -129,9 +131,11 @@ struct shared {
         struct hit hits[HITS_SHARED];
         int32_t list[LK_CUDA_BUDGET_PAGES_MAX];
     };
+    uint64_t run_weight[WARPS]; /* of the pages not kept; how many are kept; the largest share */
+    uint32_t run_kept[WARPS], run_most[WARPS];
     uint64_t warp_weight[WARPS];
     double warp_sum[WARPS], exact[LK_GROUP_MAX]; /* where words are equal */
-    uint32_t warp_count[WARPS], warp_most[WARPS];
+    uint32_t warp_count[WARPS];
     alignas(16) float2 heads[WARPS][LK_GROUP_MAX + 4]; /* a warp's own; read by fours */
     float2 part[LK_GROUP_MAX];
     uint32_t listed, few_own[2 * CUTS];
@@ -148,12 +152,13 @@ template <uint32_t UNITS> struct held {
     uint32_t kept[UNITS / 32], taken[UNITS / 32];
 };
 static_assert(LK_GROUP_MAX <= 32 && FEW <= 32, "a query head, and a word, a lane");
+static_assert(WARPS == 16, "two runs for each of eight lanes");
 
 /* ---- the span ---- */
 
 /* Words and the like of a span that shared memory cannot hold. */
 __device__ __forceinline__ struct view use_workspace(const struct span &p) {
-    const uint32_t pages = (p.units + 31) / 32 * 32, first = p.base / 32, groups = pages / 32;
+    const uint32_t pages = (p.units + 127) / 128 * 128, first = p.base / 32, groups = pages / 32;
     uint8_t *at = p.spilled;
     struct view v;
 
@@ -200,10 +205,11 @@ __device__ __forceinline__ void make_span(const struct select_args &a, struct sp
     const uint64_t table = __ldcg((const uint64_t *)&r->table);
 
     const uint32_t size = team_size();
-    const uint32_t most = (lk_cuda_divide(units + size - 1, size, a.team_inverse) + 31) / 32 * 32;
+    const uint32_t even = lk_cuda_divide(units + size - 1, size, a.team_inverse);
+    const bool spills = even > HELD || sampled > LK_CUDA_SPAN_HITS;
+    const uint32_t most = spills ? (even + 127) / 128 * 128 : (even + 31) / 32 * 32;
     const uint32_t base = min(most * team_rank(), units), count = min(most, units - base);
     const uint32_t groups = (count + 31) / 32;
-    const bool spills = most > HELD || sampled > LK_CUDA_SPAN_HITS;
 
     if (is_word)
         ((uint32_t *)p)[lane] = word;
@@ -220,7 +226,7 @@ __device__ __forceinline__ void make_span(const struct select_args &a, struct sp
         p->base = base;
         p->count = count;
         p->groups = groups;
-        p->per_bits = 32 - __clz((max(groups, 1u) - 1) / 32); /* all groups within 32 lanes */
+        p->run_bits = 2 + (groups > 4 * WARPS ? 32 - __clz((groups - 1) / (4 * WARPS)) : 0);
         p->live = blockIdx.z < rows && step;
         p->spills = spills;
         p->fetch = rows <= fetch_rows;
@@ -334,16 +340,31 @@ __device__ __forceinline__ uint64_t warp_add(uint64_t x) {
            ((uint64_t)__reduce_add_sync(LK_FULL_WARP, (uint32_t)(x >> 52)) << 52);
 }
 
-/* Sum of the warp's x up to this lane's. */
-template <class T> __device__ __forceinline__ T warp_scan(T x) {
-    const uint32_t lane = threadIdx.x % 32;
+/* Of each LANES lanes: the sum of x up to this lane's. */
+template <uint32_t LANES, class T> __device__ __forceinline__ T scan_lanes(T x) {
+    const uint32_t lane = threadIdx.x % LANES;
 
 #pragma unroll
-    for (int o = 1; o < 32; o <<= 1) {
+    for (uint32_t o = 1; o < LANES; o <<= 1) {
         T y = __shfl_up_sync(LK_FULL_WARP, x, o);
         x += lane >= o ? y : 0;
     }
     return x;
+}
+
+/* Of each LANES lanes: the sum; the votes; the x of one of them. */
+template <uint32_t LANES, class T> __device__ __forceinline__ T sum_lanes(T x) {
+#pragma unroll
+    for (uint32_t o = 1; o < LANES; o <<= 1)
+        x += __shfl_xor_sync(LK_FULL_WARP, x, o);
+    return x;
+}
+template <uint32_t LANES> __device__ __forceinline__ uint32_t ballot_lanes(bool x) {
+    const uint32_t all = __ballot_sync(LK_FULL_WARP, x);
+    return LANES == 32 ? all : all >> threadIdx.x % 32 / LANES * LANES & ((1ull << LANES) - 1);
+}
+template <uint32_t LANES, class T> __device__ __forceinline__ T from_lane(T x, uint32_t who) {
+    return __shfl_sync(LK_FULL_WARP, x, threadIdx.x % 32 / LANES * LANES + who);
 }
 
 /* ---- shares ---- */
@@ -374,23 +395,22 @@ __device__ __forceinline__ bool is_forced(const struct span &p, uint32_t page) {
     return page < p.sink || page + p.tail >= p.units;
 }
 
-/* Least word of the first range, whose bins are 1 << shift wide. */
-__device__ __forceinline__ int32_t first_low(const struct span &p, uint32_t shift) {
-    return (int32_t)p.likely - (BINS << shift);
+/* Least word of the first range. */
+__device__ __forceinline__ int32_t first_low(const struct span &p) {
+    return (int32_t)p.likely - (BINS << FIRST_SHIFT);
 }
 
 /* A unit's word, and its bin. */
 template <bool PRUNE>
 __device__ __forceinline__ void store_word(struct shared *s, int32_t *to, int32_t low, float share,
-                                           bool competes, bool forced) {
+                                           uint32_t competes, bool forced) {
     int32_t word = share >= SHARE_FLOOR ? (int32_t)__float_as_uint(fminf(share, 1.5f)) : 0;
 
     if (!PRUNE)
-        word |= forced ? SURE : competes ? 0 : NEVER;
+        word |= forced ? SURE : (int32_t)(~competes << 31);
     *to = word;
     if (word >= low && word <= SHARE)
-        atomicAdd(&s->bins[0][min((word - low) >> (PRUNE ? FIRST_PRUNE : FIRST_SHIFT), BINS - 1)],
-                  1u);
+        atomicAdd(&s->bins[0][min((word - low) >> FIRST_SHIFT, BINS - 1)], 1u);
 }
 
 /* Begins when the scores are there. */
@@ -402,10 +422,10 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
     const float lift = PRUNE && p.step == 4 ? 2.f : 0.f;
     const float *from = p.scores + (uint64_t)base * step;
     const float2 *heads = s->heads[warp_index()];
-    const int32_t low = first_low(p, PRUNE ? FIRST_PRUNE : FIRST_SHIFT);
+    const int32_t low = first_low(p);
     uint32_t i = threadIdx.x, g = 0;
     float sum[2] = {0, 0};
-    bool competes[2];
+    uint32_t competes[2];
     float4 next[2];
 
     wait_for_previous();
@@ -433,7 +453,7 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
             if (j >= count)
                 break;
             if (first == 0) {
-                competes[x] = __float_as_uint(v[x].x) & 1;
+                competes[x] = __float_as_uint(v[x].x);
                 v[x].x = score_of(v[x].x);
                 sum[x] = 0;
             }
@@ -449,14 +469,14 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
                                   base + j < sink || base + j >= tail);
         }
     }
-    if (threadIdx.x < -count % 32) /* words are read by fours */
+    if (threadIdx.x < -count % 128) /* words are read by fours of 32 lanes */
         words[count + threadIdx.x] = NEVER;
 }
 
 /* ---- the cut ---- */
 
 __device__ __forceinline__ void clear_counts(struct shared *s, uint32_t first, uint32_t threads) {
-    constexpr uint32_t bytes = sizeof s->bins + sizeof s->all_bins;
+    constexpr uint32_t bytes = sizeof s->bins + sizeof s->all_bins + sizeof s->run_hits;
 
 #pragma unroll 1
     for (uint32_t i = first; i < bytes / 16; i += threads)
@@ -489,7 +509,7 @@ __device__ __forceinline__ struct bin find_bin(const uint32_t *counts, uint32_t 
     static_assert(BINS == 4 * 32, "four a lane");
     const uint32_t lane = threadIdx.x % 32;
     const uint4 x = *(const uint4 *)&counts[BINS - 4 - 4 * lane];
-    const uint32_t upto = warp_scan(x.x + x.y + x.z + x.w);
+    const uint32_t upto = scan_lanes<32>(x.x + x.y + x.z + x.w);
     const uint32_t over = __ballot_sync(LK_FULL_WARP, upto >= need);
     struct bin own = {BINS - 4 - 4 * lane, upto - x.x, x.x, 0}, r;
 
@@ -527,12 +547,12 @@ __device__ __forceinline__ void count_words(uint32_t *bins, const int32_t *words
 }
 
 /* The bracket of the cut that leaves the best k of the team's words but the sure ones. More than
- * FEW inside: they are equal. nth: 0: the first range is counted, its bins 1 << first wide. */
+ * FEW inside: they are equal. nth: 0: the first range is counted. */
 __device__ __forceinline__ struct bracket find_bracket(const struct span &p, struct shared *s,
                                                        const int32_t *words, uint32_t k,
-                                                       uint32_t nth, uint32_t first) {
-    int32_t low = first_low(p, first), high = SHARE;
-    uint32_t need = k, shift = first;
+                                                       uint32_t nth) {
+    int32_t low = first_low(p), high = SHARE;
+    uint32_t need = k, shift = FIRST_SHIFT;
 
     if (k == 0)
         return bracket_of(SHARE);
@@ -571,14 +591,18 @@ __device__ __forceinline__ uint32_t count_masks(const uint32_t *masks, uint32_t 
     return __reduce_add_sync(LK_FULL_WARP, own);
 }
 
-/* Groups in runs, one a warp: the warp's, from first up to end. */
+/* Groups from first up to end: the warp's run; its part of all, where runs are few. */
 struct run {
     uint32_t first, end;
 };
-__device__ __forceinline__ struct run run_of(const struct span &p) {
-    const uint32_t most = (p.groups + WARPS - 1) / WARPS,
-                   first = min(p.groups, warp_index() * most);
+__device__ __forceinline__ struct run part_of(const struct span &p) {
+    const uint32_t most = (p.groups + WARPS - 1) / WARPS;
+    const uint32_t first = min(p.groups, warp_index() * most);
     return {first, min(p.groups, first + most)};
+}
+__device__ __forceinline__ struct run run_of(const struct span &p) {
+    const uint32_t first = min(p.groups, warp_index() << p.run_bits);
+    return {first, min(p.groups, first + (1u << p.run_bits))};
 }
 
 /* Of all threads' x, in one order. `warps`: room for a number a warp. */
@@ -714,53 +738,80 @@ static __device__ __noinline__ void mark_ties(const struct span &p, struct share
 
 /* ---- what the cut leaves ---- */
 
+/* Which of a lane's four words, of unit i and those after it in the warp's run, are above the
+ * bracket: bits; those inside it are listed. */
+__device__ __forceinline__ uint32_t sort_four(struct shared *s, const struct bracket &b,
+                                              const int32_t word[4], uint32_t i, uint32_t run,
+                                              uint32_t *few) {
+    uint32_t kept = 0;
+
+#pragma unroll
+    for (uint32_t x = 0; x < 4; x++) {
+        if (word[x] > b.high) {
+            kept |= 1u << x;
+        } else if (word[x] >= b.low) {
+            const uint32_t at = atomicAdd(few, 1u);
+            s->inside[at] = word[x];
+            s->inside_at[at] = make_uint2(i + x, run);
+        }
+    }
+    return kept;
+}
+
 /* Masks of the kept pages; weights of the others, those inside the bracket with them, which are
- * listed, *few; by warp, what there is of them. And the shares are written. */
+ * listed, *few; by run, what there is of them. And the shares are written. */
 template <bool PRUNE>
 __device__ __forceinline__ void mark_kept(const struct span &p, struct shared *s,
                                           const struct view &v, const struct bracket &b,
                                           uint32_t *few) {
-    const uint32_t lane = threadIdx.x % 32, warp = warp_index();
-    const uint32_t groups = p.groups, count = p.count;
-    const int32_t high = b.high, low = b.low;
+    const uint32_t lane = threadIdx.x % 32, warp = warp_index(), count = p.count;
+    const struct run own = run_of(p);
     uint32_t most = 0, kept_count = 0;
     uint64_t weight = 0;
     uint32_t *shares = PRUNE ? NULL : p.shares + p.base;
     const bool sampled = p.sampled;
 
-#pragma unroll 2
-    for (uint32_t g = warp; g < groups; g += WARPS) {
-        const uint32_t i = 32 * g + lane;
-        const int32_t w = i < count ? v.words[i] : NEVER;
-        const bool kept = w > high;
-        const uint32_t mask = __ballot_sync(LK_FULL_WARP, kept);
+#pragma unroll 1
+    for (uint32_t g = own.first; g < own.end; g += 4) {
+        const uint32_t i = 32 * g + 4 * lane, to = g + lane / 8;
+        const int4 w = *(const int4 *)&v.words[i];
+        const int32_t word[4] = {w.x, w.y, w.z, w.w};
+        uint32_t kept = 0, mask = 0;
 
-        if (w >= low && !kept) {
-            const uint32_t at = atomicAdd(few, 1u);
-            s->inside[at] = w;
-            s->inside_at[at] = i;
+        if (__any_sync(LK_FULL_WARP, max(max(w.x, w.y), max(w.z, w.w)) >= b.low)) {
+            kept = sort_four(s, b, word, i, warp, few);
+            mask = sum_lanes<8>(kept << 4 * (lane % 8));
+            kept_count += __popc(kept);
         }
         if (sampled) {
-            const uint64_t x = i < count && !kept ? weight_of(w) : 0;
-            const uint32_t low24 = __reduce_add_sync(LK_FULL_WARP, (uint32_t)(x & 0xffffff));
-            const uint32_t above = __reduce_add_sync(LK_FULL_WARP, (uint32_t)(x >> 24));
-            const uint64_t sum = ((uint64_t)above << 24) + low24;
+            uint64_t sum = 0; /* less those of words beyond the span, 1 each */
+#pragma unroll
+            for (uint32_t x = 0; x < 4; x++)
+                if (!(kept >> x & 1)) {
+                    sum += weight_of(word[x]);
+                    most = max(most, (uint32_t)word[x] & SHARE);
+                }
+            sum -= min(max(i + 4, count) - count, 4u);
             weight += sum;
-            most = kept ? most : max(most, (uint32_t)w & SHARE);
-            if (lane == 0)
-                v.weight[g] = sum;
+            sum = sum_lanes<8>(sum);
+            if (lane % 8 == 0)
+                v.weight[to] = sum;
         }
         if (!PRUNE && i < count)
-            shares[i] = ((uint32_t)w & SHARE) | (kept ? MARK : 0);
-        kept_count += __popc(mask);
-        if (lane == 0)
-            v.kept[g] = v.taken[g] = mask;
+            *(uint4 *)&shares[i] = make_uint4(((uint32_t)w.x & SHARE) | kept << 31,
+                                              ((uint32_t)w.y & SHARE) | kept >> 1 << 31,
+                                              ((uint32_t)w.z & SHARE) | kept >> 2 << 31,
+                                              ((uint32_t)w.w & SHARE) | kept >> 3 << 31);
+        if (lane % 8 == 0)
+            v.kept[to] = v.taken[to] = mask;
     }
+    weight = warp_add(weight);
     most = __reduce_max_sync(LK_FULL_WARP, most);
+    kept_count = __reduce_add_sync(LK_FULL_WARP, kept_count);
     if (lane == 0) {
-        s->warp_weight[warp] = weight;
-        s->warp_count[warp] = kept_count;
-        s->warp_most[warp] = most;
+        s->run_weight[warp] = weight;
+        s->run_kept[warp] = kept_count;
+        s->run_most[warp] = most;
     }
     __syncthreads();
 }
@@ -775,9 +826,9 @@ __device__ __forceinline__ void send_sums(struct shared *s, uint32_t inside, uin
 #pragma unroll 1
     for (uint32_t rank = warp; rank < team_size(); rank += WARPS) {
         const bool in = lane < WARPS;
-        const uint64_t weight = warp_add(in ? s->warp_weight[lane] : 0);
-        const uint32_t kept = __reduce_add_sync(LK_FULL_WARP, in ? s->warp_count[lane] : 0);
-        const uint32_t most = __reduce_max_sync(LK_FULL_WARP, in ? s->warp_most[lane] : 0);
+        const uint64_t weight = warp_add(in ? s->run_weight[lane] : 0);
+        const uint32_t kept = __reduce_add_sync(LK_FULL_WARP, in ? s->run_kept[lane] : 0);
+        const uint32_t most = __reduce_max_sync(LK_FULL_WARP, in ? s->run_most[lane] : 0);
         if (lane == 0)
             team_send(&s->peers[team_rank()],
                       make_uint4((uint32_t)weight, (uint32_t)(weight >> 32), kept << 8 | few, most),
@@ -856,19 +907,23 @@ __device__ __forceinline__ struct sums add_sums(const struct span &p, const stru
 
 /* Now it is known which of the span's pages inside the bracket are kept. */
 template <bool PRUNE>
-__device__ __forceinline__ void settle_kept(const struct span &p, const struct shared *s,
+__device__ __forceinline__ void settle_kept(const struct span &p, struct shared *s,
                                             const struct view &v, int32_t cut) {
     const uint32_t few = s->peers[team_rank()].z & 255;
 
     if (threadIdx.x < few && (int32_t)s->inside[threadIdx.x] > cut) {
-        const uint32_t at = s->inside_at[threadIdx.x], bit = 1u << at % 32;
+        const uint32_t at = s->inside_at[threadIdx.x].x, run = s->inside_at[threadIdx.x].y;
+        const uint32_t word = s->inside[threadIdx.x], bit = 1u << at % 32;
         atomicOr(&v.kept[at / 32], bit);
         atomicOr(&v.taken[at / 32], bit);
+        atomicAdd(&s->run_kept[run], 1u);
         if (!PRUNE)
-            p.shares[p.base + at] = s->inside[threadIdx.x] | MARK;
-        if (p.sampled)
-            atomicAdd((unsigned long long *)&v.weight[at / 32],
-                      0ull - weight_of((int32_t)s->inside[threadIdx.x]));
+            p.shares[p.base + at] = word | MARK;
+        if (p.sampled) {
+            const unsigned long long less = 0ull - weight_of((int32_t)word);
+            atomicAdd((unsigned long long *)&v.weight[at / 32], less);
+            atomicAdd((unsigned long long *)&s->run_weight[run], less);
+        }
     }
 }
 
@@ -878,7 +933,7 @@ template <bool PRUNE, uint32_t HELD>
 __device__ __forceinline__ struct cut cut_pages(const struct span &p, struct shared *s, uint32_t k,
                                                 uint32_t nth, struct sums *sums) {
     const struct view v = view_of<HELD>(s);
-    struct bracket b = find_bracket(p, s, v.words, k, nth, PRUNE ? FIRST_PRUNE : FIRST_SHIFT);
+    struct bracket b = find_bracket(p, s, v.words, k, nth);
     struct cut cut = {b.high, 0};
     const uint32_t lane = threadIdx.x % 32;
 
@@ -976,19 +1031,19 @@ static __device__ __noinline__ void apply_target(const struct span &p, struct sh
 /* ---- the sample ---- */
 
 struct strata {
-    uint64_t by_share, by_page, total, step, start;
-    uint32_t count;
+    uint64_t by_page, total, step, start;
+    uint32_t by_share, count;
     bool apart; /* no page is hit twice */
 };
 
 __device__ __forceinline__ struct strata make_strata(const struct span &p, const struct sums &u) {
     struct strata t;
-    const uint64_t left = u.all.left;
+    const uint32_t left = u.all.left;
 
     if (left <= p.sampled) /* every page, weight 1 */
-        t = {0, 1, left, 0, 0, u.all.left, true};
+        t = {1, left, 0, 0, 0, left, true};
     else
-        t = {19 * left, u.all.weight, 20 * left * u.all.weight, 0, 0, p.sampled, false};
+        t = {u.all.weight, 20ull * left * u.all.weight, 0, 0, 19 * left, p.sampled, false};
     if (t.count & (t.count - 1))
         t.step = t.total / t.count;
     else
@@ -1018,81 +1073,131 @@ __device__ __forceinline__ struct drawn find_strata(const struct sums &u, const 
     return r;
 }
 
-/* The group with the point, of those that begin at g; *run: the sum before it. */
-__device__ __forceinline__ uint32_t find_group(const struct span &p, const struct view &v,
-                                               const struct strata &t, uint64_t point, uint32_t g,
-                                               uint64_t *run) {
-    const uint32_t lane = threadIdx.x % 32, last = min(p.groups, g + (1u << p.per_bits));
+/* Of run lane % WARPS: its sum, and the row's up to its end. */
+struct milestone {
+    uint64_t own, upto;
+};
 
-#pragma unroll 1
-    for (;; g += 32) {
-        uint64_t own = 0;
-        if (g + lane < last)
-            own = t.by_share * v.weight[g + lane] +
-                  t.by_page * (min(32u, p.count - 32 * (g + lane)) - __popc(v.kept[g + lane]));
-        const uint64_t upto = warp_scan(own) + *run;
-        const uint32_t over = __ballot_sync(LK_FULL_WARP, upto > point);
-        if (over || g + 32 >= last) {
-            const uint32_t who = __ffs(over) - 1;
-            *run = __shfl_sync(LK_FULL_WARP, upto - own, who);
-            return g + who;
-        }
-        *run = __shfl_sync(LK_FULL_WARP, upto, 31);
-    }
+__device__ __forceinline__ struct milestone sum_runs(const struct span &p, const struct shared *s,
+                                                     const struct strata &t,
+                                                     const struct tally &lower) {
+    const uint32_t run = threadIdx.x % WARPS, each = 32u << p.run_bits;
+    const uint32_t units = min(p.count, (run + 1) * each) - min(p.count, run * each);
+    const uint64_t own = t.by_share * s->run_weight[run] + t.by_page * (units - s->run_kept[run]);
+
+    return {own, scan_lanes<WARPS>(own) + t.by_share * lower.weight + t.by_page * lower.left};
 }
 
-/* A page of the sample, by a warp. */
+/* A page of the sample. */
 struct found {
-    uint32_t group, entry; /* of the block table */
+    uint32_t unit, entry; /* in the span; of the block table */
     float bias;
     bool mine; /* the page is the lane's; of no lane: that of the hit before */
 };
 
-/* A warp looks for stratum i's point among the span's pages: v.taken. `upto`: the running sum with
- * the lane's groups, of which it has `own`. */
-__device__ __forceinline__ struct found find_hit(const struct span &p, const struct view &v,
-                                                 const struct strata &t, uint32_t i, uint64_t upto,
-                                                 uint64_t own) {
-    const uint32_t lane = threadIdx.x % 32;
+/* LANES lanes look for stratum i's point among the span's pages: v.taken, s->run_hits. `wanted`:
+ * there is one. */
+template <uint32_t LANES>
+__device__ __forceinline__ struct found
+find_hit(const struct span &p, struct shared *s, const struct view &v, const struct strata &t,
+         const struct milestone &m, uint32_t i, bool wanted) {
+    constexpr uint32_t each = 32 / LANES; /* units of a group, a lane */
+    const uint32_t lane = threadIdx.x % LANES;
     const uint64_t point = i * t.step + t.start;
-    const uint32_t who = __ffs(__ballot_sync(LK_FULL_WARP, upto > point)) - 1;
-    uint64_t run = __shfl_sync(LK_FULL_WARP, upto - own, who);
-    uint32_t g = who << p.per_bits;
+    uint32_t over = 0;
+#pragma unroll
+    for (uint32_t run = 0; run < WARPS; run += LANES) {
+        const uint64_t upto = __shfl_sync(LK_FULL_WARP, m.upto, run + lane);
+        over |= ballot_lanes<LANES>(upto > point) << run;
+    }
+    const uint32_t run = wanted ? __ffs(over) - 1 : 0;
+    uint64_t sum = __shfl_sync(LK_FULL_WARP, m.upto - m.own, run), own, upto;
+    uint32_t g = run << p.run_bits;
+    const uint32_t end = min(p.groups, g + (1u << p.run_bits));
 
-    if (p.per_bits > 2)
-        g = find_group(p, v, t, point, g, &run);
-    else
 #pragma unroll 1
-        for (const uint32_t last = min(p.groups, g + (1u << p.per_bits)) - 1; g < last; g++) {
-            const uint64_t next =
-                run + t.by_share * v.weight[g] + t.by_page * (32 - __popc(v.kept[g]));
-            if (next > point)
-                break;
-            run = next;
+    for (bool done = !wanted; !__all_sync(LK_FULL_WARP, done);) {
+        own = 0;
+        if (g + lane < end)
+            own = t.by_share * v.weight[g + lane] +
+                  t.by_page * (min(32u, p.count - 32 * (g + lane)) - __popc(v.kept[g + lane]));
+        upto = scan_lanes<LANES>(own) + sum;
+        over = ballot_lanes<LANES>(upto > point);
+        const uint32_t who = over ? __ffs(over) - 1 : LANES - 1;
+        const uint64_t before = from_lane<LANES>(over ? upto - own : upto, who);
+        if (!done) {
+            sum = before;
+            g += over ? who : LANES;
+            done = over;
         }
-    const uint32_t page = 32 * g + lane;
+    }
+    struct found r = {32 * g + each * lane, 0, 0, false};
+    const uint32_t kept = v.kept[g] >> each * lane;
+    uint64_t weight[each];
     own = 0;
-    if (page < p.count && !(v.kept[g] >> lane & 1))
-        own = t.by_share * weight_of(v.words[page]) + t.by_page;
-    const uint64_t sum = warp_scan(own) + run;
-    const uint32_t over = __ballot_sync(LK_FULL_WARP, sum > point);
-    struct found r = {g, 0, 0, false};
-    if (lane != __ffs(over) - 1 || (i && point - t.step >= sum - own))
+#pragma unroll
+    for (uint32_t x = 0; x < each; x++) {
+        const bool counts = !(kept >> x & 1) && r.unit + x < p.count;
+        weight[x] = counts ? t.by_share * weight_of(v.words[r.unit + x]) + t.by_page : 0;
+        own += weight[x];
+    }
+    upto = scan_lanes<LANES>(own) + sum;
+    over = ballot_lanes<LANES>(upto > point);
+    sum = upto - own;
+    own = weight[0];
+#pragma unroll
+    for (uint32_t x = 1; x < each; x++)
+        if (sum + own <= point) {
+            sum += own;
+            own = weight[x];
+            r.unit = 32 * g + each * lane + x;
+        }
+    if (!wanted || lane != __ffs(over) - 1 || (i && point - t.step >= sum))
         return r;
-    r.entry = p.table[(p.base + page) >> p.shift];
+    r.entry = p.table[(p.base + r.unit) >> p.shift];
     uint32_t hits = 1;
-    while (i + hits < t.count && point + hits * t.step < sum)
+    while (i + hits < t.count && point + hits * t.step < sum + own)
         hits++;
     const float expected = __ull2float_rn(own) * t.count;
-    const float weight = __fdividef((float)hits * __ull2float_rn(t.total), expected);
-    r.bias = t.by_share ? log2f(weight) : 0.f;
+    const float hit = __fdividef((float)hits * __ull2float_rn(t.total), expected);
+    r.bias = t.by_share ? log2f(hit) : 0.f;
     r.mine = true;
-    atomicOr(&v.taken[g], 1u << lane);
+    atomicOr(&v.taken[g], 1u << r.unit % 32);
+    atomicAdd(&s->run_hits[run], 1u);
     return r;
 }
 
-/* By warps. -> the warp's first; the others are v.hits. Where a page may be hit twice, all blocks
- * are told how many the warp has. */
+/* The stratum of the lane's LANES: the block has at_once<LANES> from `first` at once. */
+template <uint32_t LANES> constexpr uint32_t at_once = THREADS / LANES;
+template <uint32_t LANES>
+__device__ __forceinline__ uint32_t stratum_of(uint32_t first, uint32_t warp) {
+    return first + warp + threadIdx.x % 32 / LANES * WARPS;
+}
+
+/* -> the first of the lane's LANES; the others are v.hits. *pages: of the warp. */
+template <uint32_t LANES>
+__device__ __forceinline__ struct found
+find_hits(const struct span &p, struct shared *s, const struct view &v, const struct strata &t,
+          const struct milestone &m, const struct drawn &d, uint32_t *pages) {
+    const uint32_t warp = warp_index();
+    struct found r = {};
+
+#pragma unroll 1
+    for (uint32_t first = d.first; first + warp < d.end; first += at_once<LANES>) {
+        const uint32_t i = stratum_of<LANES>(first, warp);
+        const struct found h = find_hit<LANES>(p, s, v, t, m, i, i < d.end);
+        const bool any = ballot_lanes<LANES>(h.mine);
+        *pages += __popc(__ballot_sync(LK_FULL_WARP, h.mine));
+        if (first == d.first)
+            r = h;
+        else if (i < d.end && (any ? h.mine : threadIdx.x % LANES == 0))
+            v.hits[i] = {any ? p.base + h.unit : NO_PAGE, h.bias};
+    }
+    return r;
+}
+
+/* -> the first of the lane's eight, or of the warp; the others are v.hits. Where a page may be hit
+ * twice, all blocks are told how many the warp has. */
 __device__ __forceinline__ struct found draw(const struct span &p, struct shared *s,
                                              const struct view &v, const struct tally &lower,
                                              const struct strata &t, const struct drawn &d) {
@@ -1101,27 +1206,9 @@ __device__ __forceinline__ struct found draw(const struct span &p, struct shared
     uint32_t pages = 0;
 
     if (d.first + warp < d.end) {
-        const uint32_t first = lane << p.per_bits;
-        const uint32_t last = min(p.groups, first + (1u << p.per_bits));
-        uint64_t weight = 0, own, upto;
-        uint32_t left = min(p.count, 32 * last) - min(p.count, 32 * first);
-#pragma unroll 4
-        for (uint32_t g = first; g < last; g++) {
-            weight += v.weight[g];
-            left -= __popc(v.kept[g]);
-        }
-        own = t.by_share * weight + t.by_page * left;
-        upto = warp_scan(own) + t.by_share * lower.weight + t.by_page * lower.left;
-        r = find_hit(p, v, t, d.first + warp, upto, own);
-        pages = __ballot_sync(LK_FULL_WARP, r.mine) != 0;
-#pragma unroll 1
-        for (uint32_t i = d.first + warp + WARPS; i < d.end; i += WARPS) {
-            const struct found h = find_hit(p, v, t, i, upto, own);
-            const bool any = __ballot_sync(LK_FULL_WARP, h.mine);
-            if (any ? h.mine : lane == 0)
-                v.hits[i] = {any ? p.base + 32 * h.group + lane : NO_PAGE, h.bias};
-            pages += any;
-        }
+        const struct milestone m = sum_runs(p, s, t, lower);
+        r = d.end - d.first <= WARPS ? find_hits<32>(p, s, v, t, m, d, &pages)
+                                     : find_hits<8>(p, s, v, t, m, d, &pages);
     }
     if (!t.apart && lane < team_size())
         team_send_word(&s->taken_by[team_rank()][warp], pages, &s->places_here, lane);
@@ -1184,38 +1271,56 @@ __device__ __forceinline__ uint32_t early_entry(const struct span &p, const stru
     return any ? p.table[(p.base + 32 * g + lane) >> p.shift] : 0;
 }
 
+/* Picks of the span in runs before run lane % WARPS. */
+__device__ __forceinline__ uint32_t count_runs(const struct shared *s) {
+    const uint32_t run = threadIdx.x % WARPS, own = s->run_kept[run] + s->run_hits[run];
+    return scan_lanes<WARPS>(own) - own;
+}
+
+/* Picks of the span before a unit, which eight lanes have in common but for the last bits: which of
+ * its group's. `runs`: count_runs(). */
+__device__ __forceinline__ uint32_t count_before(const struct span &p, const struct view &v,
+                                                 uint32_t runs, uint32_t unit) {
+    const uint32_t g = unit / 32, run = g >> p.run_bits;
+    const uint32_t before = __shfl_sync(LK_FULL_WARP, runs, run);
+    uint32_t own = 0;
+
+#pragma unroll 1
+    for (uint32_t i = (run << p.run_bits) + threadIdx.x % 8; i < g; i += 8)
+        own += __popc(v.taken[i]);
+    const uint32_t below = (1u << unit % 32) - 1;
+    return before + sum_lanes<8>(own) + (below ? __popc(v.taken[g] & below) : 0);
+}
+
 /* The sample's. `before`: picks of lower spans. */
 __device__ __forceinline__ void write_hits(const struct select_args &a, const struct span &p,
                                            const struct view &v, const struct found &first,
-                                           const struct drawn &d, uint32_t before) {
-    const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
+                                           const struct drawn &d, uint32_t before, uint32_t runs) {
+    const uint32_t warp = warp_index();
 
-    if (__ballot_sync(LK_FULL_WARP, first.mine)) {
-        const uint32_t place = before + count_masks(v.taken, first.group);
+    if (__any_sync(LK_FULL_WARP, first.mine)) {
+        const uint32_t place = before + count_before(p, v, runs, first.unit);
         if (first.mine)
-            write_pick(a, p, place + __popc(v.taken[first.group] & below),
-                       p.base + 32 * first.group + lane, first.entry, first.bias, false);
+            write_pick(a, p, place, p.base + first.unit, first.entry, first.bias, false);
     }
 #pragma unroll 1
-    for (uint32_t i = d.first + warp_index() + WARPS; i < d.end; i += WARPS) {
-        const struct hit h = v.hits[i];
-        if (h.page == NO_PAGE)
-            continue;
-        const uint32_t page = h.page - p.base, g = page / 32;
-        const uint32_t place = before + count_masks(v.taken, g);
-        if (lane == page % 32)
-            write_pick(a, p, place + __popc(v.taken[g] & below), h.page, p.table[h.page >> p.shift],
-                       h.bias, false);
+    for (uint32_t from = d.first + at_once<8>; from + warp < d.end; from += at_once<8>) {
+        const uint32_t i = stratum_of<8>(from, warp);
+        const struct hit h = i < d.end ? v.hits[i] : hit{NO_PAGE, 0};
+        const bool any = h.page != NO_PAGE;
+        const uint32_t place = before + count_before(p, v, runs, any ? h.page - p.base : 0);
+        if (any && threadIdx.x % 8 == 0)
+            write_pick(a, p, place, h.page, p.table[h.page >> p.shift], h.bias, false);
     }
 }
 
-/* Those of kept pages. `entry`: early_entry() of the first groups that have any, if they are among
- * the run's first 32. */
+/* Those of kept pages. `at`: picks before the run; `entry`: early_entry() of the first groups that
+ * have any, if they are among the run's first 32. */
 __device__ __forceinline__ void write_kept(const struct select_args &a, const struct span &p,
-                                           const struct view &v, const struct run &own,
-                                           uint32_t before, const uint32_t entry[2]) {
+                                           const struct view &v, const struct run &own, uint32_t at,
+                                           const uint32_t entry[2]) {
     const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
-    uint32_t at = before + count_masks(v.taken, own.first), nth = 0;
+    uint32_t nth = 0;
 
 #pragma unroll 1
     for (uint32_t first = own.first; first < own.end; first += 32, nth = 2) {
@@ -1247,24 +1352,24 @@ __device__ __forceinline__ void end_picks(const struct span &p, uint32_t kept, u
     }
 }
 
-/* Pruning: list the kept units' pages and tag them as competing. `before`: those of lower spans. */
+/* Pruning: list the kept units' pages and tag them as competing. `at`: those before the run. */
 __device__ __forceinline__ void write_list(const struct span &p, const struct view &v,
-                                           uint32_t before, uint32_t kept) {
+                                           const struct run &own, uint32_t at, uint32_t kept) {
     const uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1;
-    const struct run own = run_of(p);
-    uint32_t at = before + count_masks(v.kept, own.first);
+    const uint32_t step = p.step, stride = p.stride, base = p.base + lane;
+    uint32_t *const list = p.rescan, *const scores = (uint32_t *)p.scores;
 
 #pragma unroll 2
     for (uint32_t g = own.first; g < own.end; g++) {
-        const uint32_t mask = v.kept[g], unit = p.base + 32 * g + lane;
-        const uint32_t to = (at + __popc(mask & below)) * p.step;
+        const uint32_t mask = v.kept[g], page = (base + 32 * g) * step;
+        const uint32_t to = (at + __popc(mask & below)) * step;
         at += __popc(mask);
         if (!(mask >> lane & 1))
             continue;
 #pragma unroll 1
-        for (uint32_t x = 0; x < p.step; x++) {
-            p.rescan[to + x] = unit * p.step + x;
-            atomicOr((uint32_t *)(p.scores + (uint64_t)(unit * p.step + x) * p.stride), 1u);
+        for (uint32_t x = 0; x < step; x++) {
+            list[to + x] = page + x;
+            atomicOr(scores + (uint64_t)(page + x) * stride, 1u);
         }
     }
     if (team_rank() == 0 && threadIdx.x < p.after) {
@@ -1357,7 +1462,7 @@ template <bool PRUNE, uint32_t HELD>
 __device__ __forceinline__ void select_pages(const struct select_args &a, struct shared *s) {
     const struct span &p = s->span;
     const struct view v = view_of<HELD>(s);
-    const struct run own = run_of(p);
+    const struct run own = part_of(p);
     struct strata t = {};
     struct drawn d = {};
     struct found first = {};
@@ -1367,7 +1472,8 @@ __device__ __forceinline__ void select_pages(const struct select_args &a, struct
     team_wait(); /* all blocks run and have opened their barriers */
     const struct cut cut = cut_pages<PRUNE, HELD>(p, s, p.k - p.sink - p.tail, 0, &u);
     if (PRUNE) {
-        write_list(p, v, u.before.kept, u.all.kept);
+        write_list(p, v, own, u.before.kept + count_before(p, v, count_runs(s), 32 * own.first),
+                   u.all.kept);
         return;
     }
     if (p.mass_target > 0) {
@@ -1384,8 +1490,9 @@ __device__ __forceinline__ void select_pages(const struct select_args &a, struct
         first = draw(p, s, v, u.before, t, d);
     }
     const struct places at = add_places(s, u, t, d);
-    write_hits(a, p, v, first, d, at.before);
-    write_kept(a, p, v, own, at.before, entry);
+    const uint32_t runs = count_runs(s);
+    write_hits(a, p, v, first, d, at.before, runs);
+    write_kept(a, p, v, own, at.before + count_before(p, v, runs, 32 * own.first), entry);
     if (team_rank() == 0)
         end_picks(p, u.all.kept, at.all);
     if (!p.sampled)

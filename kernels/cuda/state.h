@@ -45,7 +45,7 @@ struct lk_cuda_stat {
 #define LK_CUDA_SPAN_PAGES 8192 /* pages that a block of select holds in shared memory */
 #define LK_CUDA_SPAN_HITS  2048 /* and pages of the sample */
 
-/* What select keeps of a head's pages (a multiple of 32) while it runs. */
+/* What select keeps of a head's pages (a multiple of 128) while it runs. */
 static inline LK_BOTH uint64_t lk_cuda_spill_bytes(uint64_t pages, uint64_t sampled) {
     return (pages * 4 + pages / 32 * 20 + sampled * 8 + 15) / 16 * 16;
 }
