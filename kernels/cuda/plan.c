@@ -150,7 +150,7 @@ static void plan_cut(const struct lk_row *row, struct lk_cuda_row *r) {
 /* Lay the row's intermediate values out -> bytes. */
 static uint64_t plan_memory(const struct lk_geometry *g, struct lk_cuda_row *r) {
     uint64_t at = 0, heads = g->kv_heads, group = lk_cuda_group_stride(g->group);
-    uint64_t padded = ((uint64_t)r->pages + 127) / 128 * 128;
+    uint64_t padded = lk_cuda_spill_pages(r->pages);
     bool spills = r->pages > LK_CUDA_SPAN_PAGES || r->sampled > LK_CUDA_SPAN_HITS;
     uint64_t slots = 1 + (uint64_t)r->chunks + r->rescan_tiles + r->rest_chunks;
     const size_t first = offsetof(struct lk_cuda_row, scores);

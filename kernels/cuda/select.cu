@@ -153,12 +153,14 @@ template <uint32_t UNITS> struct held {
 };
 static_assert(LK_GROUP_MAX <= 32 && FEW <= 32, "a query head, and a word, a lane");
 static_assert(WARPS == 16, "two runs for each of eight lanes");
+static_assert(LK_CUDA_WARP_PAGES == 4 * 32, "four words a lane");
 
 /* ---- the span ---- */
 
 /* Words and the like of a span that shared memory cannot hold. */
 __device__ __forceinline__ struct view use_workspace(const struct span &p) {
-    const uint32_t pages = (p.units + 127) / 128 * 128, first = p.base / 32, groups = pages / 32;
+    const uint32_t pages = lk_cuda_spill_pages(p.units), first = p.base / 32;
+    const uint32_t groups = pages / 32;
     uint8_t *at = p.spilled;
     struct view v;
 
@@ -207,7 +209,7 @@ __device__ __forceinline__ void make_span(const struct select_args &a, struct sp
     const uint32_t size = team_size();
     const uint32_t even = lk_cuda_divide(units + size - 1, size, a.team_inverse);
     const bool spills = even > HELD || sampled > LK_CUDA_SPAN_HITS;
-    const uint32_t most = spills ? (even + 127) / 128 * 128 : (even + 31) / 32 * 32;
+    const uint32_t most = spills ? lk_cuda_spill_pages(even) : (even + 31) / 32 * 32;
     const uint32_t base = min(most * team_rank(), units), count = min(most, units - base);
     const uint32_t groups = (count + 31) / 32;
 
@@ -400,7 +402,7 @@ __device__ __forceinline__ int32_t first_low(const struct span &p) {
     return (int32_t)p.likely - (BINS << FIRST_SHIFT);
 }
 
-/* A unit's word, and its bin. */
+/* A unit's word, and its bin. `competes`: by its lowest bit. */
 template <bool PRUNE>
 __device__ __forceinline__ void store_word(struct shared *s, int32_t *to, int32_t low, float share,
                                            uint32_t competes, bool forced) {
@@ -469,7 +471,7 @@ __device__ __forceinline__ void make_words(const struct span &p, struct shared *
                                   base + j < sink || base + j >= tail);
         }
     }
-    if (threadIdx.x < -count % 128) /* words are read by fours of 32 lanes */
+    if (threadIdx.x < -count % LK_CUDA_WARP_PAGES)
         words[count + threadIdx.x] = NEVER;
 }
 

@@ -45,7 +45,13 @@ struct lk_cuda_stat {
 #define LK_CUDA_SPAN_PAGES 8192 /* pages that a block of select holds in shared memory */
 #define LK_CUDA_SPAN_HITS  2048 /* and pages of the sample */
 
-/* What select keeps of a head's pages (a multiple of 128) while it runs. */
+/* A warp of select reads the words of so many pages at once. Where spans lie in the workspace, one
+ * behind the other, each is a multiple of it. */
+#define LK_CUDA_WARP_PAGES 128
+static inline LK_BOTH uint32_t lk_cuda_spill_pages(uint32_t pages) {
+    return (pages + LK_CUDA_WARP_PAGES - 1) / LK_CUDA_WARP_PAGES * LK_CUDA_WARP_PAGES;
+}
+/* What select keeps of so many pages of a head, of lk_cuda_spill_pages(), while it runs. */
 static inline LK_BOTH uint64_t lk_cuda_spill_bytes(uint64_t pages, uint64_t sampled) {
     return (pages * 4 + pages / 32 * 20 + sampled * 8 + 15) / 16 * 16;
 }
