@@ -84,7 +84,7 @@ enum rig_part { RIG_WHOLE, RIG_SCAN, RIG_PRUNE, RIG_RESCAN, RIG_SELECT, RIG_ATTE
 /* Logical bytes of a part of the planned step: records of the first pass, keys and values of the
  * attended tokens; 0 where there is no such figure. */
 double rig_bytes(const struct rig *rig, enum rig_part part);
-/* Median microseconds. Stages work on the state the last whole step left: time that first. */
+/* Median microseconds. A stage works on what a whole step left. */
 int rig_time(struct rig *rig, enum rig_part part, double *ret_us);
 /* Of summarising all pages, or all superpages, once. */
 int rig_time_build(struct rig *rig, bool quads, double *ret_us);
