@@ -41,6 +41,7 @@
 #define CUTS        2     /* found by a block at most: again for a mass target */
 #define FEW         32    /* words that are sent to all: one a lane */
 #define SPAN_LONG   32768 /* units held by a block alone on a multiprocessor, not by two */
+#define FOURS_BITS  2u /* a warp's lanes have four words each in runs of so many groups or more */
 #define HITS_SHARED LK_CUDA_SPAN_HITS
 #define SHARE       0x3fffffff /* the bits of a word that are the share */
 #define SURE        0x40000000
@@ -76,7 +77,7 @@ struct view {
 struct span : lk_cuda_cut {
     uint32_t head, group, stride;
     uint32_t base, count;      /* first of its units, and their number */
-    uint32_t groups, run_bits; /* groups of 32 units; log2 of those in a run: 4 or more */
+    uint32_t groups, run_bits; /* groups of 32 units; log2 of those in a run */
     bool live, spills, fetch;  /* something to do; `spill` has the words; fetch pages to L2 */
     union {                    /* of the head, in the order of the row's offsets */
         uint8_t *place[LK_CUDA_OFFSETS];
@@ -212,7 +213,10 @@ __device__ __forceinline__ void make_span(const struct select_args &a, struct sp
     const uint32_t most = spills ? lk_cuda_spill_pages(even) : (even + 31) / 32 * 32;
     const uint32_t base = min(most * team_rank(), units), count = min(most, units - base);
     const uint32_t groups = (count + 31) / 32;
+    uint32_t run_bits = groups > WARPS ? 32 - __clz((groups - 1) / WARPS) : 0;
 
+    if (PRUNE)
+        run_bits = max(run_bits, FOURS_BITS);
     if (is_word)
         ((uint32_t *)p)[lane] = word;
     if (is_place)
@@ -228,7 +232,7 @@ __device__ __forceinline__ void make_span(const struct select_args &a, struct sp
         p->base = base;
         p->count = count;
         p->groups = groups;
-        p->run_bits = 2 + (groups > 4 * WARPS ? 32 - __clz((groups - 1) / (4 * WARPS)) : 0);
+        p->run_bits = run_bits;
         p->live = blockIdx.z < rows && step;
         p->spills = spills;
         p->fetch = rows <= fetch_rows;
@@ -740,15 +744,37 @@ static __device__ __noinline__ void mark_ties(const struct span &p, struct share
 
 /* ---- what the cut leaves ---- */
 
-/* Which of a lane's four words, of unit i and those after it in the warp's run, are above the
- * bracket: bits; those inside it are listed. */
-__device__ __forceinline__ uint32_t sort_four(struct shared *s, const struct bracket &b,
-                                              const int32_t word[4], uint32_t i, uint32_t run,
-                                              uint32_t *few) {
+/* A lane's words, and its units' shares. */
+template <uint32_t EACH>
+__device__ __forceinline__ void load_words(const int32_t *from, int32_t to[EACH]) {
+    if constexpr (EACH == 4) {
+        const int4 w = *(const int4 *)from;
+        to[0] = w.x, to[1] = w.y, to[2] = w.z, to[3] = w.w;
+    } else {
+        to[0] = *from;
+    }
+}
+template <uint32_t EACH>
+__device__ __forceinline__ void store_shares(uint32_t *to, const int32_t word[EACH],
+                                             uint32_t kept) {
+    auto share = [&](uint32_t x) { return ((uint32_t)word[x] & SHARE) | kept >> x << 31; };
+
+    if constexpr (EACH == 4)
+        *(uint4 *)to = make_uint4(share(0), share(1), share(2), share(3));
+    else
+        *to = share(0);
+}
+
+/* Which of a lane's words, of unit i and those after it in the warp's run, are above the bracket:
+ * bits; those inside it are listed. */
+template <uint32_t EACH>
+__device__ __forceinline__ uint32_t sort_words(struct shared *s, const struct bracket &b,
+                                               const int32_t word[EACH], uint32_t i, uint32_t run,
+                                               uint32_t *few) {
     uint32_t kept = 0;
 
 #pragma unroll
-    for (uint32_t x = 0; x < 4; x++) {
+    for (uint32_t x = 0; x < EACH; x++) {
         if (word[x] > b.high) {
             kept |= 1u << x;
         } else if (word[x] >= b.low) {
@@ -760,12 +786,12 @@ __device__ __forceinline__ uint32_t sort_four(struct shared *s, const struct bra
     return kept;
 }
 
-/* Masks of the kept pages; weights of the others, those inside the bracket with them, which are
- * listed, *few; by run, what there is of them. And the shares are written. */
-template <bool PRUNE>
-__device__ __forceinline__ void mark_kept(const struct span &p, struct shared *s,
-                                          const struct view &v, const struct bracket &b,
-                                          uint32_t *few) {
+/* mark_kept() by EACH words a lane. */
+template <bool PRUNE, uint32_t EACH>
+__device__ __forceinline__ void mark_words(const struct span &p, struct shared *s,
+                                           const struct view &v, const struct bracket &b,
+                                           uint32_t *few) {
+    constexpr uint32_t lanes = 32 / EACH; /* that have a group */
     const uint32_t lane = threadIdx.x % 32, warp = warp_index(), count = p.count;
     const struct run own = run_of(p);
     uint32_t most = 0, kept_count = 0;
@@ -774,37 +800,38 @@ __device__ __forceinline__ void mark_kept(const struct span &p, struct shared *s
     const bool sampled = p.sampled;
 
 #pragma unroll 1
-    for (uint32_t g = own.first; g < own.end; g += 4) {
-        const uint32_t i = 32 * g + 4 * lane, to = g + lane / 8;
-        const int4 w = *(const int4 *)&v.words[i];
-        const int32_t word[4] = {w.x, w.y, w.z, w.w};
+    for (uint32_t g = own.first; g < own.end; g += EACH) {
+        const uint32_t i = 32 * g + EACH * lane, to = g + lane / lanes;
+        int32_t word[EACH], peak = NEVER;
         uint32_t kept = 0, mask = 0;
 
-        if (__any_sync(LK_FULL_WARP, max(max(w.x, w.y), max(w.z, w.w)) >= b.low)) {
-            kept = sort_four(s, b, word, i, warp, few);
-            mask = sum_lanes<8>(kept << 4 * (lane % 8));
+        load_words<EACH>(&v.words[i], word);
+#pragma unroll
+        for (uint32_t x = 0; x < EACH; x++)
+            peak = max(peak, word[x]);
+        if (__any_sync(LK_FULL_WARP, peak >= b.low)) {
+            kept = sort_words<EACH>(s, b, word, i, warp, few);
+            mask = EACH == 1 ? __ballot_sync(LK_FULL_WARP, kept)
+                             : sum_lanes<lanes>(kept << EACH * (lane % lanes));
             kept_count += __popc(kept);
         }
         if (sampled) {
             uint64_t sum = 0; /* less those of words beyond the span, 1 each */
 #pragma unroll
-            for (uint32_t x = 0; x < 4; x++)
+            for (uint32_t x = 0; x < EACH; x++)
                 if (!(kept >> x & 1)) {
                     sum += weight_of(word[x]);
                     most = max(most, (uint32_t)word[x] & SHARE);
                 }
-            sum -= min(max(i + 4, count) - count, 4u);
+            sum -= min(max(i + EACH, count) - count, EACH);
             weight += sum;
-            sum = sum_lanes<8>(sum);
-            if (lane % 8 == 0)
+            sum = EACH == 1 ? warp_add(sum) : sum_lanes<lanes>(sum);
+            if (lane % lanes == 0)
                 v.weight[to] = sum;
         }
         if (!PRUNE && i < count)
-            *(uint4 *)&shares[i] = make_uint4(((uint32_t)w.x & SHARE) | kept << 31,
-                                              ((uint32_t)w.y & SHARE) | kept >> 1 << 31,
-                                              ((uint32_t)w.z & SHARE) | kept >> 2 << 31,
-                                              ((uint32_t)w.w & SHARE) | kept >> 3 << 31);
-        if (lane % 8 == 0)
+            store_shares<EACH>(&shares[i], word, kept);
+        if (lane % lanes == 0)
             v.kept[to] = v.taken[to] = mask;
     }
     weight = warp_add(weight);
@@ -816,6 +843,18 @@ __device__ __forceinline__ void mark_kept(const struct span &p, struct shared *s
         s->run_most[warp] = most;
     }
     __syncthreads();
+}
+
+/* Masks of the kept pages; weights of the others, those inside the bracket with them, which are
+ * listed, *few; by run, what there is of them. And the shares are written. */
+template <bool PRUNE>
+__device__ __forceinline__ void mark_kept(const struct span &p, struct shared *s,
+                                          const struct view &v, const struct bracket &b,
+                                          uint32_t *few) {
+    if (!PRUNE && p.run_bits < FOURS_BITS) /* a lane has a word or two in all */
+        mark_words<PRUNE, 1>(p, s, v, b, few);
+    else
+        mark_words<PRUNE, 4>(p, s, v, b, few);
 }
 
 /* What mark_kept() found -> to all blocks of the team: s->peers, s->few. */
@@ -1517,7 +1556,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS)
         note_time(a.clock, PRUNE ? LK_CUDA_AT_PRUNE : LK_CUDA_AT_SELECT);
         return;
     }
-    team_arrive_unordered();
+    team_arrive_synced();
     if (s->span.spills)
         select_pages<PRUNE, 0>(a, s);
     else

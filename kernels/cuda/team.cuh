@@ -9,7 +9,7 @@
  *
  * Invariants: all threads of all blocks of a team call the barriers, and no block leaves while
  * another may still reach its memory. A barrier orders all memory accesses of the team, global ones
- * too, but not where blocks arrive unordered.
+ * as well.
  */
 #ifndef LK_CUDA_TEAM_CUH
 #define LK_CUDA_TEAM_CUH
@@ -31,10 +31,14 @@ __device__ __forceinline__ void team_arrive() {
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
-/* The same of a block that has written nothing for others yet but barriers. */
-__device__ __forceinline__ void team_arrive_unordered() {
+/* The same after __syncthreads(): one warp's arrival orders what all have written. */
+__device__ __forceinline__ void team_arrive_synced() {
 #if __CUDA_ARCH__ >= 900
-    if (team_size() > 1)
+    if (team_size() == 1)
+        return;
+    if (threadIdx.x / 32 == blockDim.x / 32 - 1)
+        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    else
         asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }

@@ -335,7 +335,7 @@ static inline void team_arrive(void) {
     if (team_size() > 1)
         emulated::arrive_team();
 }
-static inline void team_arrive_unordered(void) {
+static inline void team_arrive_synced(void) {
     team_arrive();
 }
 static inline void team_wait(void) {
