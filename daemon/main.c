@@ -2,7 +2,7 @@
 /*
  * main.c - locksd from its command line to its exit code.
  *
- * Order matters: signals are blocked before any thread exists; the socket is taken before memory,
+ * Order matters: signals are held before all else; the socket is taken before memory,
  * so that a second daemon is told at once; memory is asked for before it is taken; threads and
  * memory are placed before there are any; systemd hears READY when all of it is there. Exit codes
  * are those of sysexits.h, each with one sentence on stderr.
@@ -22,6 +22,7 @@
 #include "log.h"
 #include "report.h"
 #include "server.h"
+#include "signals.h"
 #include "start.h"
 
 /* The limit counts those on their way to clients that do not read; fewer are open. */
@@ -93,7 +94,6 @@ static int serve(struct daemon *daemon, uint64_t begun_ns) {
 static int run(struct daemon *daemon) {
     uint64_t begun_ns = lk_now_ns();
     lk_fill_streams(O_RDWR);
-    lk_server_block_signals();
     lk_log_level(daemon->config.log_level);
     int rc = lk_listener_open(daemon->config.socket, &daemon->server.listener, daemon->why,
                               sizeof(daemon->why));
@@ -155,9 +155,22 @@ static int config_failed(int rc) {
     return rc == -EINVAL ? EX_CONFIG : rc == -ENOMEM ? EX_OSERR : EX_NOINPUT;
 }
 
+/* Reads the configuration. It may come from a pipe: a daemon that waits for it can be stopped. */
+static int read_config(struct daemon *daemon) {
+    bool serves = daemon->options.action == LK_RUN;
+    if (serves)
+        lk_signals_leaving();
+    int rc = lk_options_config(&daemon->options, &daemon->config, &daemon->origins, daemon->why,
+                               sizeof(daemon->why));
+    if (serves)
+        lk_signals_hold();
+    return rc;
+}
+
 int main(int argc, char **argv) {
     static struct daemon daemon;
     struct lk_options *options = &daemon.options;
+    lk_signals_hold();
     int rc = lk_options_parse(argc, argv, options, daemon.why, sizeof(daemon.why));
     lk_log_open(writes_to_journal(options));
     if (rc) {
@@ -165,12 +178,13 @@ int main(int argc, char **argv) {
         lk_listener_turn_away(NULL);
         return EX_USAGE;
     }
+    if (options->action != LK_RUN)
+        lk_signals_let_go();
     if (options->action == LK_PRINT_HELP)
         return print(lk_options_help);
     if (options->action == LK_PRINT_VERSION)
         return print("locksd " LK_VERSION "\n");
-    rc =
-        lk_options_config(options, &daemon.config, &daemon.origins, daemon.why, sizeof(daemon.why));
+    rc = read_config(&daemon);
     if (rc) {
         lk_log(LK_LOG_ERROR, "%s", daemon.why);
         lk_listener_turn_away(NULL);

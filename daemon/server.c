@@ -22,6 +22,7 @@
 
 #include "log.h"
 #include "report.h"
+#include "signals.h"
 
 #define ACCEPTS_PER_TURN 16
 #define EVENTS           64
@@ -33,22 +34,6 @@ enum { OF_LISTENER = LK_PEERS_MAX, OF_SIGNALS, OF_RELEASED };
 
 /* ---- open and close ---- */
 
-static void our_signals(sigset_t *ret) {
-    sigemptyset(ret);
-    sigaddset(ret, SIGTERM);
-    sigaddset(ret, SIGINT);
-    sigaddset(ret, SIGHUP);
-}
-
-void lk_server_block_signals(void) {
-    sigset_t set;
-    our_signals(&set);
-    pthread_sigmask(SIG_BLOCK, &set, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    signal(SIGUSR1, SIG_IGN); /* guard.c's once there was a client, and no more harm before */
-    signal(SIGXFSZ, SIG_IGN); /* memory beyond ulimit -f is refused, as any other */
-}
-
 static int watch(struct lk_server *server, int fd, uint32_t index) {
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = index};
     return epoll_ctl(server->epoll, EPOLL_CTL_ADD, fd, &event);
@@ -56,13 +41,11 @@ static int watch(struct lk_server *server, int fd, uint32_t index) {
 
 int lk_server_open(struct lk_server *server, char *why, size_t why_bytes) {
     struct lk_intake_status status;
-    sigset_t set;
-    our_signals(&set);
     pthread_mutex_init(&server->released.lock, NULL);
     for (uint32_t i = 0; i < LK_PEERS_MAX; i++)
         server->peer[i].fd = -1;
     server->epoll = epoll_create1(EPOLL_CLOEXEC);
-    server->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    server->signals = lk_signals_open(true, SFD_CLOEXEC | SFD_NONBLOCK);
     server->released_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (server->epoll < 0 || server->signals < 0 || server->released_event < 0 ||
         watch(server, server->listener.fd, OF_LISTENER) ||

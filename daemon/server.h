@@ -61,9 +61,8 @@ static inline uint64_t lk_now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* Blocks the signals that lk_server_open() takes: before any thread is started. */
-void lk_server_block_signals(void);
-/* The constant part is set; the listener is handed over. -> 0, or -errno with a sentence in why. */
+/* The constant part is set; the listener is handed over; signals are held (signals.h). -> 0, or
+ * -errno with a sentence in why. */
 int lk_server_open(struct lk_server *server, char *why, size_t why_bytes);
 /* Until a signal ends it: 0. */
 int lk_server_run(struct lk_server *server);

@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -19,6 +18,7 @@
 #include "limits.h"
 #include "log.h"
 #include "notify.h"
+#include "signals.h"
 
 #define PATIENCE_MS    2000 /* then it is said that it takes a while */
 #define EXTEND_SECONDS 60   /* what systemd is asked for, again and again */
@@ -103,11 +103,7 @@ static int wait_for(const struct starter *starter, int signals) {
 /* Runs the thread and waits. -> 0 or LK_START_STOPPED; -errno: there is no thread. */
 static int run_thread(struct starter *starter) {
     pthread_t thread = 0;
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    int signals = signalfd(-1, &set, SFD_CLOEXEC);
+    int signals = lk_signals_open(false, SFD_CLOEXEC);
     int rc = signals < 0 ? -errno : -pthread_create(&thread, NULL, run, starter);
     if (!rc)
         rc = wait_for(starter, signals);

@@ -148,6 +148,52 @@ START_TEST(stops_while_it_starts) {
 }
 END_TEST
 
+/* A daemon that reads its configuration from a pipe: as early as it can be met. -> the pipe. */
+static int meet_early(struct rig *rig) {
+    int pipe = -1;
+    rig_open(rig, NULL);
+    ck_assert_int_eq(unlink(rig->config), 0);
+    ck_assert_int_eq(mkfifo(rig->config, 0600), 0);
+    rig_launch(rig, NULL);
+    for (double end = rig_now() + RIG_PATIENCE; pipe < 0 && rig_now() < end; rig_sleep(0.001))
+        pipe = open(rig->config, O_WRONLY | O_NONBLOCK); /* fails until it is read */
+    ck_assert_int_ge(pipe, 0);
+    return pipe;
+}
+
+/* Each ends a process that has not said otherwise; SIGHUP is obeyed once there is something to
+ * reload. */
+START_TEST(no_signal_comes_too_early) {
+    static const int early[] = {SIGHUP, SIGPIPE, SIGUSR1, SIGXFSZ};
+    struct rig rig;
+    int pipe = meet_early(&rig);
+    for (size_t i = 0; i < sizeof(early) / sizeof(*early); i++)
+        kill(rig.pid, early[i]);
+    static const char pool[] = "[pool default]\nlayers = 2\nkv_heads = 1\ngroup = 2\n"
+                               "head_dim = 64\nmemory = 4M\n[daemon]\n";
+    ck_assert_int_eq(write(pipe, pool, sizeof(pool) - 1), sizeof(pool) - 1);
+    dprintf(pipe, "socket = %s\ndevice = %s\nthreads = 1\n", rig.socket, rig_device());
+    close(pipe);
+    ck_assert_msg(rig_hears(&rig, "READY=1", RIG_PATIENCE), "not ready: %s", rig_log(&rig));
+    ck_assert(rig_logs(&rig, "reload: all stays as it was: ", RIG_PATIENCE)); /* a pipe */
+    json_decref(ask(&rig, "status"));
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
+START_TEST(stops_before_it_knows_what_to_start) {
+    static const int stops[] = {SIGTERM, SIGINT};
+    struct rig rig;
+    int pipe = meet_early(&rig);
+    kill(rig.pid, stops[_i]);
+    ck_assert_int_eq(rig_wait(&rig, RIG_PATIENCE), EX_OK);
+    assert_has(rig_log(&rig), "stopped before it was ready");
+    close(pipe);
+    rig_close(&rig);
+}
+END_TEST
+
 /* Arguments that end at once, the code and a word of the sentence. */
 static const struct {
     const char *arguments[4];
@@ -817,6 +863,8 @@ int main(void) {
     tcase_add_test(life, starts_without_streams);
     tcase_add_test(life, warns_of_a_workspace_too_small);
     tcase_add_test(life, stops_while_it_starts);
+    tcase_add_test(life, no_signal_comes_too_early);
+    tcase_add_loop_test(life, stops_before_it_knows_what_to_start, 0, 2);
     tcase_add_loop_test(life, ends_with_a_code_and_a_sentence, 0, sizeof(ends) / sizeof(*ends));
     tcase_add_loop_test(life, the_check_sees_what_a_start_sees, 0,
                         sizeof(checks) / sizeof(*checks));
