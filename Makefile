@@ -16,6 +16,8 @@ CC      ?= gcc
 AR      := gcc-ar
 CFLAGS  ?= -O2 -g
 WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
+# Threads of tools and tests have the stack that `ulimit -s` gives; sanitizers widen frames.
+FRAME   := $(if $(SAN),,-Wframe-larger-than=131072)
 STD     := -std=gnu17 -D_GNU_SOURCE -fno-math-errno -ffp-contract=off -fvisibility=hidden -pthread
 # Sanitizers hide from the compiler what is initialised: it then warns of what is not so.
 SANF    := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all -Wno-maybe-uninitialized)
@@ -27,7 +29,7 @@ INC     := -Ishm_protocol -Iclients
 # HOOKS=1 O=build/hooks: what only tests ask of a daemon (tests/fault/test_device.c).
 HOOKS   ?=
 HOOKS_F := $(if $(HOOKS),-DLK_TEST_HOOKS)
-ALL_C   := $(STD) $(WARN) $(INC) $(CFLAGS) $(SANF) $(HOOKS_F) -DLK_VERSION='"$(VERSION)"' -fPIC -MMD -MP
+ALL_C   := $(STD) $(WARN) $(FRAME) $(INC) $(CFLAGS) $(SANF) $(HOOKS_F) -DLK_VERSION='"$(VERSION)"' -fPIC -MMD -MP
 LIBS    := -lm -lnuma
 PKG_C    = $(shell pkg-config --cflags $(PKGS))
 PKG_L    = $(shell pkg-config --libs $(PKGS))

@@ -47,6 +47,7 @@ struct run { /* the batch that runs; belongs to whoever advances it */
 struct cpu_engine {
     struct lk_engine base; /* first: leads back here */
     struct lk_workers *workers;
+    uint8_t *scratch; /* one after the other, a worker each */
     struct lk_batch *slot[LK_BATCHES_IN_FLIGHT];
     _Atomic uint32_t queued;
     _Atomic uint64_t marks;
@@ -134,10 +135,12 @@ static void stage_done(void *context) {
     advance(engine);
 }
 
-static void run_task(void *context, uint32_t task) {
-    const struct run *run = &((struct cpu_engine *)context)->run;
+static void run_task(void *context, uint32_t worker, uint32_t task) {
+    const struct cpu_engine *engine = context;
+    const struct run *run = &engine->run;
+    uint8_t *scratch = engine->scratch + worker * lk_cpu_scratch_bytes();
 
-    lk_plan_run(run->plan, run->stage, run->batch, task);
+    lk_plan_run(run->plan, run->stage, run->batch, task, (struct lk_scratch *)scratch);
 }
 
 /* ---- batches: the caller's thread ---- */
@@ -197,7 +200,8 @@ static int open_workers(struct cpu_engine *engine, const struct lk_engine_option
                                          .run = run_task,
                                          .done = stage_done,
                                          .context = engine};
-    int error = lk_workers_open(&workers, &engine->workers);
+    engine->scratch = aligned_alloc(ALIGN, options->threads * lk_cpu_scratch_bytes());
+    int error = engine->scratch ? lk_workers_open(&workers, &engine->workers) : -ENOMEM;
 
     if (error)
         snprintf(why, why_bytes, "cannot start worker threads (%u): %s", options->threads,
@@ -227,6 +231,7 @@ static void cpu_close(struct lk_engine *base) {
     struct cpu_engine *engine = of(base);
 
     lk_workers_close(engine->workers);
+    free(engine->scratch);
     for (uint32_t i = 0; i < engine->pools; i++)
         lk_memory_close(&engine->pool[i]);
     for (uint32_t i = 0; i < LK_BATCHES_AHEAD; i++)

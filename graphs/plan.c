@@ -18,7 +18,8 @@ struct stage {
     /* Over items: how many, whose pool, what to do. */
     uint32_t (*items)(const struct lk_batch *batch);
     const struct lk_pool_view *(*pool)(const struct lk_batch *batch, uint32_t item);
-    void (*run_item)(const struct lk_batch *batch, uint32_t item, uint32_t head);
+    void (*run_item)(const struct lk_batch *batch, uint32_t item, uint32_t head,
+                     struct lk_scratch *scratch);
     /* Over rows. */
     uint32_t (*tasks)(const struct lk_row *row);
     void (*run_row)(struct lk_row *row, uint32_t task);
@@ -30,7 +31,9 @@ static uint32_t copies(const struct lk_batch *batch) {
 static const struct lk_pool_view *copy_pool(const struct lk_batch *batch, uint32_t item) {
     return batch->copies[item].pool;
 }
-static void copy(const struct lk_batch *batch, uint32_t item, uint32_t head) {
+static void copy(const struct lk_batch *batch, uint32_t item, uint32_t head,
+                 struct lk_scratch *scratch) {
+    (void)scratch;
     lk_cpu_copy(&batch->copies[item], head);
 }
 
@@ -40,7 +43,9 @@ static uint32_t writes(const struct lk_batch *batch) {
 static const struct lk_pool_view *write_pool(const struct lk_batch *batch, uint32_t item) {
     return batch->writes[item].pool;
 }
-static void write_item(const struct lk_batch *batch, uint32_t item, uint32_t head) {
+static void write_item(const struct lk_batch *batch, uint32_t item, uint32_t head,
+                       struct lk_scratch *scratch) {
+    (void)scratch;
     lk_cpu_write(&batch->writes[item], head);
 }
 
@@ -53,15 +58,17 @@ static uint32_t appends(const struct lk_batch *batch) {
 static const struct lk_pool_view *append_pool(const struct lk_batch *batch, uint32_t item) {
     return batch->rows[item].pool;
 }
-static void append(const struct lk_batch *batch, uint32_t item, uint32_t head) {
+static void append(const struct lk_batch *batch, uint32_t item, uint32_t head,
+                   struct lk_scratch *scratch) {
+    (void)scratch;
     if (batch->rows[item].append)
         lk_cpu_append(&batch->rows[item], head);
 }
 
-static void build(const struct lk_build *build, uint32_t head) {
-    lk_cpu_build(build->pool, build->layer, build->page, head);
+static void build(const struct lk_build *build, uint32_t head, struct lk_scratch *scratch) {
+    lk_cpu_build(build->pool, build->layer, build->page, head, scratch);
     if (build->quad)
-        lk_cpu_build_super(build->pool, build->layer, build->page / LK_QUAD_PAGES, head);
+        lk_cpu_build_super(build->pool, build->layer, build->page / LK_QUAD_PAGES, head, scratch);
 }
 
 static uint32_t builds_before(const struct lk_batch *batch) {
@@ -70,8 +77,9 @@ static uint32_t builds_before(const struct lk_batch *batch) {
 static const struct lk_pool_view *before_pool(const struct lk_batch *batch, uint32_t item) {
     return batch->builds_before[item].pool;
 }
-static void build_before(const struct lk_batch *batch, uint32_t item, uint32_t head) {
-    build(&batch->builds_before[item], head);
+static void build_before(const struct lk_batch *batch, uint32_t item, uint32_t head,
+                         struct lk_scratch *scratch) {
+    build(&batch->builds_before[item], head, scratch);
 }
 
 static uint32_t builds_after(const struct lk_batch *batch) {
@@ -80,8 +88,9 @@ static uint32_t builds_after(const struct lk_batch *batch) {
 static const struct lk_pool_view *after_pool(const struct lk_batch *batch, uint32_t item) {
     return batch->builds_after[item].pool;
 }
-static void build_after(const struct lk_batch *batch, uint32_t item, uint32_t head) {
-    build(&batch->builds_after[item], head);
+static void build_after(const struct lk_batch *batch, uint32_t item, uint32_t head,
+                        struct lk_scratch *scratch) {
+    build(&batch->builds_after[item], head, scratch);
 }
 
 #define ITEMS(of, items_, pool_, run_)                                                             \
@@ -177,13 +186,13 @@ static uint32_t row_of(const struct lk_plan *plan, uint32_t rows, uint32_t task)
 }
 
 void lk_plan_run(const struct lk_plan *plan, uint32_t stage, const struct lk_batch *batch,
-                 uint32_t task) {
+                 uint32_t task, struct lk_scratch *scratch) {
     const struct stage *s = &stages[stage];
 
     if (s->items) {
         uint32_t item = task / plan->heads, head = task % plan->heads;
         if (head < s->pool(batch, item)->geometry.kv_heads)
-            s->run_item(batch, item, head);
+            s->run_item(batch, item, head, scratch);
         return;
     }
     uint32_t row = row_of(plan, batch->row_count, task);

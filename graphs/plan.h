@@ -16,6 +16,8 @@
 
 #include "engine.h"
 
+struct lk_scratch;
+
 #define LK_PLAN_BUCKETS 9 /* 1, 2, 4 .. LK_BATCH_ROWS_MAX */
 
 struct lk_plan {
@@ -35,7 +37,8 @@ uint32_t lk_plan_fence(void);
 enum lk_phase lk_plan_phase(uint32_t stage);
 /* Lay out a stage for a batch -> its tasks. */
 uint32_t lk_plan_layout(struct lk_plan *plan, uint32_t stage, const struct lk_batch *batch);
+/* scratch: the worker's own, see kernels/cpu/cpu.h. */
 void lk_plan_run(const struct lk_plan *plan, uint32_t stage, const struct lk_batch *batch,
-                 uint32_t task);
+                 uint32_t task, struct lk_scratch *scratch);
 
 #endif

@@ -26,7 +26,7 @@
 
 #define LINE          64
 #define SPINS_A_CLOCK 64        /* pauses between two looks at the clock: some 3 us */
-#define STACK_BYTES   (8 << 20) /* a build takes up to 1.4 MiB, whatever `ulimit -s` says */
+#define STACK_BYTES   (1 << 20) /* a task takes 256 KiB at most, whatever `ulimit -s` says */
 
 struct lk_workers {
     _Alignas(LINE) _Atomic uint64_t ticket; /* epoch << 32 | next task */
@@ -37,6 +37,7 @@ struct lk_workers {
     _Atomic bool stopping;
     struct lk_workers_options options;
     uint32_t started;
+    _Atomic uint32_t numbered; /* workers that know which they are */
     pthread_t thread[];
 };
 
@@ -61,12 +62,12 @@ static bool claim(struct lk_workers *w, uint32_t *ret_task) {
     return false;
 }
 
-static void work(struct lk_workers *w, uint32_t task) {
+static void work(struct lk_workers *w, uint32_t self, uint32_t task) {
     /* Both stay until this task is finished, and may be those of a later stage right after. */
     uint64_t epoch = atomic_load(&w->ticket) >> 32;
     uint32_t total = atomic_load(&w->total[epoch & 1]);
 
-    w->options.run(w->options.context, task);
+    w->options.run(w->options.context, self, task);
     if (atomic_fetch_add(&w->finished, 1) + 1 == total) /* D1, D2 */
         w->options.done(w->options.context);
 }
@@ -110,11 +111,11 @@ static void doze(struct lk_workers *w) {
 
 static void *worker(void *argument) {
     struct lk_workers *w = argument;
-    uint32_t task;
+    uint32_t self = atomic_fetch_add(&w->numbered, 1), task;
 
     for (;;) {
         if (claim(w, &task))
-            work(w, task);
+            work(w, self, task);
         else if (atomic_load(&w->stopping))
             return NULL; /* who works on finds what follows: it asked for it itself */
         else if (!spin(w))

@@ -23,7 +23,7 @@ struct lk_workers;
 struct lk_workers_options {
     uint32_t threads, spin_us;
     const int *cpus; /* [threads] to pin worker i to, or NULL */
-    void (*run)(void *context, uint32_t task);
+    void (*run)(void *context, uint32_t worker, uint32_t task); /* worker below threads */
     void (*done)(void *context); /* the stage's tasks are all finished */
     void *context;
 };

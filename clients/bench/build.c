@@ -72,22 +72,22 @@ static uint64_t processor_ns(void) {
     return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
-static double pages_a_second(const struct lk_pool_view *pool) {
+static double pages_a_second(const struct lk_pool_view *pool, struct lk_scratch *scratch) {
     uint64_t begun = processor_ns(), built = 0, now = begun;
     while (now - begun < PASS_NS) {
         for (uint64_t page = 0; page < PAGES; page++)
-            lk_cpu_build(pool, 0, page, 0);
+            lk_cpu_build(pool, 0, page, 0, scratch);
         built += PAGES;
         now = processor_ns();
     }
     return (double)built / ((double)(now - begun) * 1e-9);
 }
 
-static double supers_a_second(const struct lk_pool_view *pool) {
+static double supers_a_second(const struct lk_pool_view *pool, struct lk_scratch *scratch) {
     uint64_t begun = processor_ns(), built = 0, now = begun;
     while (now - begun < PASS_NS) {
         for (uint64_t quad = 0; quad < PAGES / LK_QUAD_PAGES; quad++)
-            lk_cpu_build_super(pool, 0, quad, 0);
+            lk_cpu_build_super(pool, 0, quad, 0, scratch);
         built += PAGES / LK_QUAD_PAGES;
         now = processor_ns();
     }
@@ -95,11 +95,11 @@ static double supers_a_second(const struct lk_pool_view *pool) {
 }
 
 static void measure_path(struct bench *bench, const struct path *path,
-                         const struct lk_pool_view *pool) {
+                         const struct lk_pool_view *pool, struct lk_scratch *scratch) {
     double pages[PASSES], supers[PASSES];
     for (int i = 0; i < PASSES; i++) {
-        pages[i] = pages_a_second(pool);
-        supers[i] = supers_a_second(pool);
+        pages[i] = pages_a_second(pool, scratch);
+        supers[i] = supers_a_second(pool, scratch);
     }
     struct bench_figure *figure =
         bench_add(bench, path->key, path->what, lk_percentile(pages, PASSES, 50), "pages/s/core",
@@ -111,9 +111,11 @@ static void measure_path(struct bench *bench, const struct path *path,
 int bench_build(struct bench *bench) {
     struct lk_pool_view pool;
     struct bench_keys *keys = malloc(sizeof(*keys));
+    struct lk_scratch *scratch = aligned_alloc(64, lk_cpu_scratch_bytes());
     void *memory = make_pool(&pool);
-    if (!keys || !memory) {
+    if (!keys || !scratch || !memory) {
         free(keys);
+        free(scratch);
         free(memory);
         snprintf(bench->why, sizeof(bench->why), "no memory for %d pages", PAGES);
         return EX_OSERR;
@@ -123,8 +125,9 @@ int bench_build(struct bench *bench) {
         bench_keys_page(keys, &pool, page, 0);
     for (size_t i = 0; i < sizeof(paths) / sizeof(*paths); i++)
         if (lk_cpu_open(paths[i].path) == 0)
-            measure_path(bench, &paths[i], &pool);
+            measure_path(bench, &paths[i], &pool, scratch);
     free(keys);
+    free(scratch);
     free(memory);
     return 0;
 }

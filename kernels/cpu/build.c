@@ -23,11 +23,16 @@ static const struct lk_build_path *path(void) {
     return &lk_build_portable;
 }
 
-void lk_cpu_build(const struct lk_pool_view *pool, uint32_t layer, uint64_t page, uint32_t head) {
-    path()->page(pool, layer, page, head);
+size_t lk_cpu_scratch_bytes(void) {
+    return sizeof(struct lk_scratch);
+}
+
+void lk_cpu_build(const struct lk_pool_view *pool, uint32_t layer, uint64_t page, uint32_t head,
+                  struct lk_scratch *scratch) {
+    path()->page(pool, layer, page, head, scratch);
 }
 
 void lk_cpu_build_super(const struct lk_pool_view *pool, uint32_t layer, uint64_t quad,
-                        uint32_t head) {
-    path()->super(pool, layer, quad, head);
+                        uint32_t head, struct lk_scratch *scratch) {
+    path()->super(pool, layer, quad, head, scratch);
 }

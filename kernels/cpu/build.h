@@ -11,8 +11,10 @@
 #include "cpu.h"
 
 struct lk_build_path {
-    void (*page)(const struct lk_pool_view *pool, uint32_t layer, uint64_t page, uint32_t head);
-    void (*super)(const struct lk_pool_view *pool, uint32_t layer, uint64_t quad, uint32_t head);
+    void (*page)(const struct lk_pool_view *pool, uint32_t layer, uint64_t page, uint32_t head,
+                 struct lk_scratch *scratch);
+    void (*super)(const struct lk_pool_view *pool, uint32_t layer, uint64_t quad, uint32_t head,
+                  struct lk_scratch *scratch);
 };
 
 extern const struct lk_build_path lk_build_portable, lk_build_avx2, lk_build_avx512;

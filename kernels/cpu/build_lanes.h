@@ -15,8 +15,9 @@
  *   encode     see record.h
  *
  * Products are float32, sums over the d channels too; the centroid, the eigenproblem and all scales
- * are float64, so that the power of two comes out again without over- or underflow. Stack: 250 KiB
- * a page, 1.4 MiB a superpage at the most. Pure, any thread.
+ * are float64, so that the power of two comes out again without over- or underflow. Keys, matrices
+ * and the summary lie in the caller's scratch, 1.4 MiB: no thread's stack need hold them. Pure, any
+ * thread.
  */
 #ifndef LK_CPU_BUILD_LANES_H
 #define LK_CPU_BUILD_LANES_H
@@ -44,6 +45,14 @@ struct summary {
     double strength[LK_RANK_MAX];                  /* s_i; 0: dead */
     double length[LK_RANK_MAX];                    /* of direction[i] */
     float coeff[LK_RANK_MAX][KEYS_MAX];            /* u_i, unit length */
+};
+
+/* The same for all paths. Matrices are [n][n], n the smaller of tokens and head_dim. */
+struct lk_scratch {
+    _Alignas(64) float x[KEYS_MAX * LK_HEAD_DIM_MAX];
+    double a[EIGEN_MAX * EIGEN_MAX], z[EIGEN_MAX * EIGEN_MAX];
+    double vectors[EIGEN_MAX * EIGEN_WANTED];
+    struct summary summary;
 };
 
 /* ---- keys ---- */
@@ -249,11 +258,12 @@ LK_INLINE void bury(const float *x, float largest, struct summary *s) {
             s->strength[i] = 0;
 }
 
-/* x [tokens][head_dim], as loaded, becomes the differences; a and z [n][n], n the smaller of tokens
- * and head_dim, are scratch -> everything of s but head_dim, tokens and rank, which are given. */
-LK_INLINE void summarise(float *x, float largest, double *a, double *z, struct summary *s) {
-    double vectors[EIGEN_MAX * EIGEN_WANTED];
-    float prescale = prescale_of(largest);
+/* x [tokens][head_dim], as loaded, becomes the differences -> everything of the summary but
+ * head_dim, tokens and rank, which are given. */
+LK_INLINE void summarise(struct lk_scratch *scratch, float largest) {
+    float *x = scratch->x, prescale = prescale_of(largest);
+    double *a = scratch->a, *z = scratch->z, *vectors = scratch->vectors;
+    struct summary *s = &scratch->summary;
 
     s->prescale = prescale;
     centre(x, s->tokens, s->head_dim, prescale, s->centroid);
@@ -390,41 +400,38 @@ LK_INLINE void encode_record(const struct summary *s, const struct lk_record *r,
 /* ---- pages and superpages ---- */
 
 static void build_page(const struct lk_pool_view *pool, uint32_t layer, uint64_t page,
-                       uint32_t head) {
+                       uint32_t head, struct lk_scratch *scratch) {
     const struct lk_geometry *g = &pool->geometry;
     struct lk_record coarse = lk_record_coarse(g), fine = lk_record_fine(g);
-    float x[LK_PAGE_TOKENS_MAX * LK_HEAD_DIM_MAX];
-    double a[LK_PAGE_TOKENS_MAX * LK_PAGE_TOKENS_MAX], z[LK_PAGE_TOKENS_MAX * LK_PAGE_TOKENS_MAX];
-    struct summary s;
+    struct summary *s = &scratch->summary;
 
-    s.head_dim = g->head_dim;
-    s.tokens = g->page_tokens;
-    s.rank = g->rank;
-    float largest =
-        load_keys(g->dtype, lk_page_keys(pool, layer, page, head), g->page_tokens * g->head_dim, x);
-    summarise(x, largest, a, z, &s);
-    encode_record(&s, &coarse, 0, lk_page_coarse(pool, layer, page, head));
-    encode_record(&s, &fine, LK_COARSE_RANK, lk_page_fine(pool, layer, page, head));
+    s->head_dim = g->head_dim;
+    s->tokens = g->page_tokens;
+    s->rank = g->rank;
+    float largest = load_keys(g->dtype, lk_page_keys(pool, layer, page, head),
+                              g->page_tokens * g->head_dim, scratch->x);
+    summarise(scratch, largest);
+    encode_record(s, &coarse, 0, lk_page_coarse(pool, layer, page, head));
+    encode_record(s, &fine, LK_COARSE_RANK, lk_page_fine(pool, layer, page, head));
 }
 
 static void build_super(const struct lk_pool_view *pool, uint32_t layer, uint64_t quad,
-                        uint32_t head) {
+                        uint32_t head, struct lk_scratch *scratch) {
     const struct lk_geometry *g = &pool->geometry;
     struct lk_record record = lk_record_super(g);
-    float x[KEYS_MAX * LK_HEAD_DIM_MAX], largest = 0;
-    double a[EIGEN_MAX * EIGEN_MAX], z[EIGEN_MAX * EIGEN_MAX];
     uint32_t count = g->page_tokens * g->head_dim;
-    struct summary s;
+    struct summary *s = &scratch->summary;
+    float largest = 0;
 
-    s.head_dim = g->head_dim;
-    s.tokens = LK_QUAD_PAGES * g->page_tokens;
-    s.rank = LK_COARSE_RANK;
+    s->head_dim = g->head_dim;
+    s->tokens = LK_QUAD_PAGES * g->page_tokens;
+    s->rank = LK_COARSE_RANK;
     for (uint32_t i = 0; i < LK_QUAD_PAGES; i++) {
         const uint8_t *keys = lk_page_keys(pool, layer, quad * LK_QUAD_PAGES + i, head);
-        largest = fmaxf(largest, load_keys(g->dtype, keys, count, x + i * count));
+        largest = fmaxf(largest, load_keys(g->dtype, keys, count, scratch->x + i * count));
     }
-    summarise(x, largest, a, z, &s);
-    encode_record(&s, &record, 0, lk_quad_super(pool, layer, quad, head));
+    summarise(scratch, largest);
+    encode_record(s, &record, 0, lk_quad_super(pool, layer, quad, head));
 }
 
 #endif

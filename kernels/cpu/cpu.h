@@ -4,6 +4,7 @@
  * data.
  *
  * Every function is pure on its arguments, may run on any thread, never blocks, allocates or logs.
+ * None takes more than 256 KiB of stack with all it calls.
  * Paths (portable C, AVX2, AVX-512 with VNNI) are chosen once by lk_cpu_open(); storage is the same
  * for all.
  */
@@ -33,10 +34,14 @@ void lk_cpu_copy(const struct lk_copy *copy, uint32_t head);
 /* ---- build (DESIGN section 1, "Build") ---- */
 
 /* Keys that are not finite count as 0: they spoil the estimate of their own token only, and every
- * scale stored is finite. Takes up to 1.5 MiB of stack. Paths may differ in a code by one. */
-void lk_cpu_build(const struct lk_pool_view *pool, uint32_t layer, uint64_t page, uint32_t head);
+ * scale stored is finite. Paths may differ in a code by one. scratch: one for each thread, aligned
+ * to 64 bytes, whatever it holds. */
+struct lk_scratch;
+size_t lk_cpu_scratch_bytes(void); /* 1.4 MiB, a multiple of 64 */
+void lk_cpu_build(const struct lk_pool_view *pool, uint32_t layer, uint64_t page, uint32_t head,
+                  struct lk_scratch *scratch);
 void lk_cpu_build_super(const struct lk_pool_view *pool, uint32_t layer, uint64_t quad,
-                        uint32_t head);
+                        uint32_t head, struct lk_scratch *scratch);
 
 /* ---- query ---- */
 

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "golden.h"
+
 static uint64_t bits(uint64_t *state) {
     uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15));
 
@@ -206,9 +208,10 @@ void bed_build(struct bed *bed) {
 
     for (uint32_t h = 0; h < bed->pool.geometry.kv_heads; h++) {
         for (uint64_t j = 0; j < complete; j++)
-            lk_cpu_build(&bed->pool, bed->row.layer, lk_row_page(&bed->row, j), h);
+            lk_cpu_build(&bed->pool, bed->row.layer, lk_row_page(&bed->row, j), h,
+                         golden_scratch());
         for (uint64_t u = 0; u < complete / 4; u++)
-            lk_cpu_build_super(&bed->pool, bed->row.layer, bed->table[u], h);
+            lk_cpu_build_super(&bed->pool, bed->row.layer, bed->table[u], h, golden_scratch());
     }
 }
 

@@ -129,6 +129,14 @@ void golden_pool_free(struct lk_pool_view *pool) {
     free(pool->super);
 }
 
+struct lk_scratch *golden_scratch(void) {
+    static struct lk_scratch *scratch; /* for the program's life */
+    if (!scratch)
+        scratch = aligned_alloc(64, lk_cpu_scratch_bytes());
+    ck_assert_ptr_nonnull(scratch);
+    return scratch;
+}
+
 void golden_fill(struct lk_pool_view *pool, const uint8_t *keys, uint32_t pages) {
     size_t bytes = pool->layout.head_bytes / 2;
     for (uint32_t j = 0; j < pages; j++)

@@ -39,6 +39,7 @@ void golden_close(struct golden *golden);
  * it. */
 struct lk_pool_view golden_pool(const struct lk_geometry *geometry, uint32_t pages);
 void golden_pool_free(struct lk_pool_view *pool);
+struct lk_scratch *golden_scratch(void); /* for who builds; one thread */
 void golden_fill(struct lk_pool_view *pool, const uint8_t *keys, uint32_t pages);
 
 /* Records of all pages (all ranks), or of all quads. */

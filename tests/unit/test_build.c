@@ -24,9 +24,9 @@ static bool open_path(int i) {
 
 static void build_all(const struct lk_pool_view *pool) {
     for (uint64_t j = 0; j < pool->pages; j++)
-        lk_cpu_build(pool, 0, j, 0);
+        lk_cpu_build(pool, 0, j, 0, golden_scratch());
     for (uint64_t u = 0; u < pool->pages / LK_QUAD_PAGES; u++)
-        lk_cpu_build_super(pool, 0, u, 0);
+        lk_cpu_build_super(pool, 0, u, 0, golden_scratch());
 }
 
 /* ---- against the reference ---- */
@@ -383,7 +383,7 @@ START_TEST(test_layers_and_heads) {
                 uint32_t from = (layer * 3 + page + head) % PAGES;
                 memcpy(lk_page_keys(&pool, layer, page, head), k.k + from * k.per_page,
                        k.per_page * 4);
-                lk_cpu_build(&pool, layer, page, head);
+                lk_cpu_build(&pool, layer, page, head, golden_scratch());
                 ck_assert(!memcmp(lk_page_coarse(&pool, layer, page, head),
                                   lk_page_coarse(&one, 0, from, 0), one.layout.coarse_bytes));
             }

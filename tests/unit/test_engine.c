@@ -435,7 +435,8 @@ END_TEST
 
 /* ---- workers ---- */
 
-#define STAGES 60000
+#define STAGES  60000
+#define WORKERS 5
 
 struct stages { /* each of 1 to 5 tiny tasks; `done` counts them and opens the next */
     struct lk_workers *workers;
@@ -444,10 +445,11 @@ struct stages { /* each of 1 to 5 tiny tasks; `done` counts them and opens the n
     _Atomic bool over;
 };
 
-static void count_task(void *context, uint32_t task) {
+static void count_task(void *context, uint32_t worker, uint32_t task) {
     struct stages *s = context;
 
-    s->ran += 1 + 1000 * (task >= 1 + s->stage % 5); /* a task that is not of this stage shows */
+    /* A task that is not of this stage shows, and so does a worker that there is not. */
+    s->ran += 1 + 1000 * (task >= 1 + s->stage % 5 || worker >= WORKERS);
 }
 
 static void next_stage(void *context) {
@@ -463,7 +465,7 @@ static void next_stage(void *context) {
 
 START_TEST(stages_end_once) {
     struct stages s = {0};
-    struct lk_workers_options options = {.threads = 5,
+    struct lk_workers_options options = {.threads = WORKERS,
                                          .spin_us = (uint32_t)_i,
                                          .run = count_task,
                                          .done = next_stage,

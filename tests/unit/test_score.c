@@ -113,9 +113,9 @@ START_TEST(test_golden) {
         struct bench b = bench_open(golden_pool(&g->geometry, n), g->q);
         golden_fill(&b.pool, g->keys, n);
         for (uint32_t j = 0; j < n; j++)
-            lk_cpu_build(&b.pool, 0, j, 0);
+            lk_cpu_build(&b.pool, 0, j, 0, golden_scratch());
         for (uint32_t u = 0; u < quads; u++)
-            lk_cpu_build_super(&b.pool, 0, u, 0);
+            lk_cpu_build_super(&b.pool, 0, u, 0, golden_scratch());
         struct golden_summary page = golden_read(&b.pool, false),
                               super = golden_read(&b.pool, true);
         bench_prepare(&b);
@@ -178,9 +178,9 @@ static struct random random_open(uint32_t d, uint32_t tokens, uint32_t rank, uin
     golden_fill(&r.bench.pool, (const uint8_t *)r.keys, pages);
     lk_cpu_open(LK_CPU_PORTABLE); /* one set of records for all paths */
     for (uint32_t j = 0; j < pages; j++)
-        lk_cpu_build(&r.bench.pool, 0, j, 0);
+        lk_cpu_build(&r.bench.pool, 0, j, 0, golden_scratch());
     for (uint32_t u = 0; u < pages / LK_QUAD_PAGES; u++)
-        lk_cpu_build_super(&r.bench.pool, 0, u, 0);
+        lk_cpu_build_super(&r.bench.pool, 0, u, 0, golden_scratch());
     return r;
 }
 
@@ -400,7 +400,7 @@ START_TEST(test_beyond_floats) {
         golden_fill(&r.bench.pool, (const uint8_t *)r.keys, 20);
         open_path(p);
         for (uint32_t j = 0; j < 20; j++)
-            lk_cpu_build(&r.bench.pool, 0, j, 0);
+            lk_cpu_build(&r.bench.pool, 0, j, 0, golden_scratch());
         bench_prepare(&r.bench);
         lk_cpu_score(&r.bench.row, 0, r.bench.query, 8, 0, 20, scores, STRIDE);
         for (uint32_t g = 0; g < 4; g++)
@@ -426,7 +426,7 @@ START_TEST(test_across) {
         golden_fill(&r.bench.pool, (const uint8_t *)r.keys, 8);
         open_path(p);
         for (uint32_t j = 0; j < 8; j++)
-            lk_cpu_build(&r.bench.pool, 0, j, 0);
+            lk_cpu_build(&r.bench.pool, 0, j, 0, golden_scratch());
         bench_prepare(&r.bench);
         lk_cpu_score(&r.bench.row, 0, r.bench.query, 4, 0, 8, scores, STRIDE);
         for (uint32_t g = 0; g < 4; g++)
