@@ -121,7 +121,7 @@ struct locks_step { /* zero but for pool: the defaults */
     uint32_t budget; /* tokens attended a row; 0: the pool's */
     int32_t sampled; /* pages; LOCKS_SAMPLED_NONE: none; 0: the default (half from 128 pages on) */
     uint32_t scan;   /* enum lk_scan; 0: the pool's; its auto: full, nested above 32K (GPU 512K) */
-    float mass_target;     /* stop keeping pages at this share, in (0, 1]; 0: none */
+    float mass_target;     /* stop keeping pages at this share; 0, 1: none, the budget is filled */
     float sm_scale;        /* logits are q.k * sm_scale; 0: 1/sqrt(head_dim) */
     uint32_t dense_below;  /* tokens: shorter rows are attended over all their pages */
     uint32_t sink_pages;   /* 0: 1; LOCKS_NO_SINK: none */

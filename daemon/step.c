@@ -44,7 +44,7 @@ static void fill_selection(const struct lk_step_desc *step, const struct lk_pool
     row->recent_pages = step->recent_pages;
     row->scan = scan_of(step, pool, row->length);
     row->exact = row->tokens > 1 || row->length <= budget || row->length < step->dense_below;
-    row->mass_target = step->mass_target;
+    row->mass_target = step->mass_target < 1 ? step->mass_target : 0; /* 1: all the budget holds */
     row->sm_scale = step->sm_scale != 0 ? step->sm_scale : 1.0f / sqrtf((float)g->head_dim);
 }
 

@@ -149,7 +149,7 @@ struct lk_row {
     uint32_t sink_pages, recent_pages;
     uint32_t scan;      /* enum lk_scan_mode; tree only if every complete quad has a summary */
     uint32_t exact;     /* length fits the budget or is below dense_below: attend all */
-    float mass_target;  /* 0: none */
+    float mass_target;  /* below 1; 0: none */
     float sm_scale;     /* already defaulted */
     uint8_t *workspace; /* the backend's lk_*_row_workspace_bytes(row), aligned to 64 */
     /* Written by the row's stages: logical bytes read. */

@@ -260,7 +260,8 @@ struct lk_step_desc {
     uint32_t budget;   /* tokens a row attends; 0: the pool's default */
     int32_t sampled;   /* pages of the budget that are sampled; -1: half of it from
                           LK_AUTO_SAMPLED_PAGES on, else 0 */
-    float mass_target; /* stop keeping pages at this share, in (0, 1]; 0: none */
+    float mass_target; /* stop keeping pages at this share, below 1; 0 and 1: none, so that all the
+                          budget holds is kept */
     float sm_scale;    /* logits are q.k * sm_scale; 0: 1/sqrt(head_dim) */
     uint16_t scan;     /* enum lk_scan; AUTO: the pool's */
     uint16_t reserved;

@@ -68,6 +68,9 @@ trace("one", q=tensor(1, 4, 64), k=tensor(1, 2, 64), v=tensor(1, 2, 64))
 needle = np.zeros((40, 2, 64))
 needle[5] = 20
 trace("sharp", q=("F16", (8, 4, 64), stored(np.full((8, 4, 64), 2.0), "F16")), k=("F16", needle.shape, stored(needle, "F16")))
+needle = np.zeros((100, 2, 64))
+needle[5] = 20
+trace("sharper", q=("F16", (8, 4, 64), stored(np.full((8, 4, 64), 2.0), "F16")), k=("F16", needle.shape, stored(needle, "F16")), v=tensor(100, 2, 64))
 write(f"{folder}/other.safetensors", {"weight": tensor(3, 3)})
 write(f"{folder}/prefixed.safetensors", {f"model.layers.{i}.q": tensor(8, 4, 64) for i in range(6)})
 write(f"{folder}/nothing.safetensors", {})
@@ -139,6 +142,14 @@ for mass in 1e-30 1e-46 1e-320; do
         fail "--mass $mass"
     cmp "$work/1e-30" "$work/$mass" || fail "--mass $mass is no target"
 done
+
+# A mass target of 1 is all the budget holds, though one page has all the mass that a number can tell.
+for mass in '' '--mass 1' '--mass 0.9999'; do
+    # shellcheck disable=SC2086 # one option and its value
+    "$replay" --device "$device" --trace "$(at sharper)" --page-tokens 8 --budget 64 $mass --out "$work/to$mass" >/dev/null 2>&1 || fail "sharper: $mass"
+done
+cmp "$work/to" "$work/to--mass 1" || fail '--mass 1 leaves out what the budget holds'
+cmp -s "$work/to" "$work/to--mass 0.9999" && fail '--mass 0.9999 is no target'
 
 # What --compare says of a selector is a number, though it missed a key beside which all it chose is nothing.
 "$replay" --device "$device" --trace "$(at sharp)" --budget 16 --compare --json >"$work/stdout" 2>"$work/stderr" ||
