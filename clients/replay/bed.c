@@ -13,6 +13,7 @@
 #include <sysexits.h>
 
 #include "../common/measure.h"
+#include "../common/progress.h"
 
 #define READY_SECONDS 120                  /* memory is populated before a daemon is ready */
 #define EXTENT_PAGES  64                   /* a pool's unit of growth */
@@ -45,6 +46,7 @@ static int start_daemon(const struct replay_options *o, const struct replay_trac
                         struct replay_bed *bed, char *why) {
     char text[13][64];
     const char *sets[13];
+    struct lk_progress progress;
     uint64_t values[] = {t->layer_count,
                          t->kv_heads,
                          t->group,
@@ -66,9 +68,11 @@ static int start_daemon(const struct replay_options *o, const struct replay_trac
     snprintf(text[count++], sizeof(text[0]), "daemon.device=%s", o->device);
     for (size_t i = 0; i < count; i++)
         sets[i] = text[i];
-    return lk_private_start(sets, count, READY_SECONDS, &bed->daemon, why, REPLAY_WHY_BYTES)
-               ? EX_UNAVAILABLE
-               : 0;
+    lk_progress_begin(&progress, "starting a daemon", 1); /* it takes the pool's memory */
+    if (lk_private_start(sets, count, READY_SECONDS, &bed->daemon, why, REPLAY_WHY_BYTES))
+        return EX_UNAVAILABLE;
+    lk_progress_end(&progress);
+    return 0;
 }
 
 /* ---- the connection ---- */

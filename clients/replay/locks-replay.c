@@ -44,6 +44,8 @@ static int replay(struct work *w) {
     if (!rc)
         rc = replay_bed_open(&w->options, &w->trace, &w->bed, w->why);
     if (!rc)
+        replay_trace_check(&w->trace); /* may take minutes: mistakes are said before */
+    if (!rc)
         rc = replay_run(&w->options, &w->trace, &w->bed, &w->run, &w->kept, w->why);
     if (!rc && w->options.out)
         rc = replay_out_write(&w->options, &w->trace, &w->run, &w->output, w->why);

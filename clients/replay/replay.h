@@ -66,6 +66,9 @@ struct replay_trace {
 };
 
 int replay_trace_open(const struct replay_options *options, struct replay_trace *ret, char *why);
+/* Reads all of it, and says how far it is. NaN and infinity are a warning: such values are replayed
+ * as they are, but what they reach means nothing. */
+void replay_trace_check(const struct replay_trace *trace);
 void replay_trace_close(struct replay_trace *trace);
 
 /* ---- bed.c: a daemon, a connection, a pool that fits the trace ---- */

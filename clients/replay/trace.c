@@ -18,8 +18,10 @@
 
 #include "../../kernels/kernels.h"
 #include "../../shm_protocol/printable.h"
+#include "../common/progress.h"
 
-#define NAMES_SHOWN 4 /* of a file that is no trace */
+#define NAMES_SHOWN 4         /* of a file that is no trace */
+#define PIECE_BYTES (4 << 20) /* looked through between two words of progress */
 
 /* Leaves a sentence that names the file, -> EX_DATAERR. */
 #define bad(trace, why, format, ...)                                                               \
@@ -219,22 +221,37 @@ static uint64_t not_finite(const struct replay_trace *trace, const uint8_t *data
     return count;
 }
 
-/* Such values are replayed as they are, but what they reach means nothing. */
-static void warn_of_values(const struct replay_trace *trace) {
+static uint64_t count_in_tensor(const struct replay_trace *trace, const uint8_t *data,
+                                uint64_t bytes, struct lk_progress *progress) {
+    uint64_t count = 0;
+    for (uint64_t at = 0, piece; at < bytes; at += piece) {
+        piece = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;
+        count += not_finite(trace, data + at, piece);
+        lk_progress_at(progress, progress->done + piece);
+    }
+    return count;
+}
+
+void replay_trace_check(const struct replay_trace *trace) {
+    const uint64_t q_bytes = trace->steps * trace->q_bytes;
+    const uint64_t kv_bytes = trace->tokens * trace->kv_bytes;
+    struct lk_progress progress;
     char first[128];
     uint32_t tensors = 0;
+    lk_progress_begin(&progress, "looking through the trace",
+                      trace->layer_count * (q_bytes + 2 * kv_bytes));
     for (uint32_t i = 0; i < trace->layer_count; i++)
         for (int part = 0; part < 3; part++) {
             const struct replay_layer *layer = &trace->layers[i];
             const uint8_t *data = part == 0 ? layer->q : part == 1 ? layer->k : layer->v;
-            uint64_t bytes =
-                part == 0 ? trace->steps * trace->q_bytes : trace->tokens * trace->kv_bytes;
-            uint64_t count = not_finite(trace, data, bytes);
+            uint64_t bytes = part == 0 ? q_bytes : kv_bytes;
+            uint64_t count = count_in_tensor(trace, data, bytes, &progress);
             if (count && !tensors++)
                 snprintf(first, sizeof(first), "layers.%" PRIu32 ".%c (%" PRIu64 " of %" PRIu64 ")",
                          layer->number, "qkv"[part], count,
                          bytes / lk_tensor_element_bytes(trace->type));
         }
+    lk_progress_end(&progress);
     if (tensors)
         fprintf(stderr,
                 "locks-replay: warning: %s: values of tensor %s are NaN or infinite; tensors with "
@@ -275,7 +292,6 @@ int replay_trace_open(const struct replay_options *options, struct replay_trace 
         replay_trace_close(&trace);
         return rc;
     }
-    warn_of_values(&trace);
     *ret = trace;
     return 0;
 }

@@ -151,6 +151,15 @@ done
 cmp "$work/to" "$work/to--mass 1" || fail '--mass 1 leaves out what the budget holds'
 cmp -s "$work/to" "$work/to--mass 0.9999" && fail '--mass 0.9999 is no target'
 
+# What takes long says so: a line a task, on a terminal a bar.
+"$replay" --device "$device" --trace "$(at good)" --budget 16 --compare 2>"$work/stderr" >/dev/null || fail "tasks: $(cat "$work/stderr")"
+for task in 'starting a daemon' 'looking through the trace' 'appending the prompt' 'decoding' 'computing exact attention'; do
+    grep -q "^$task: done in" "$work/stderr" || fail "no word of $task: $(cat "$work/stderr")"
+done
+script -qec "'$replay' --device $device --trace '$(at good)' --budget 16" /dev/null </dev/null >"$work/stdout" ||
+    fail "on a terminal: $(cat "$work/stdout")"
+grep -q 'looking through the trace *\[#*\] 100 %' "$work/stdout" || fail "no bar: $(cat "$work/stdout")"
+
 # What --compare says of a selector is a number, though it missed a key beside which all it chose is nothing.
 "$replay" --device "$device" --trace "$(at sharp)" --budget 16 --compare --json >"$work/stdout" 2>"$work/stderr" ||
     fail "sharp: $(cat "$work/stderr")"
