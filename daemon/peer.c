@@ -48,6 +48,12 @@ static const char *peer_words(const struct lk_peer *peer, char text[96]) {
     return text;
 }
 
+/* Between parts of what takes long with a large arena. */
+static void feed_watchdog(void *context) {
+    struct lk_server *server = context;
+    lk_notify_feed(&server->notify, lk_now_ns(), server->intake);
+}
+
 /* ---- ends ---- */
 
 /* Whether descriptors lie in the peer's socket. */
@@ -73,6 +79,7 @@ static bool close_socket(struct lk_server *server, struct lk_peer *peer) {
 
 static void forget(struct lk_server *server, struct lk_peer *peer) {
     bool closed = peer->fd < 0 || close_socket(server, peer);
+    feed_watchdog(server);
     if (peer->memory.arena)
         lk_intake_channel_forget(server->intake, peer->memory.arena);
     if (peer->device.at)
@@ -230,8 +237,9 @@ static int channel_limits(const struct lk_server *server, const struct lk_peer *
 }
 
 /* Makes the channel's memory, if the machine has it. */
-static int make_memory(const struct lk_server *server, const struct lk_hello *hello,
+static int make_memory(struct lk_server *server, const struct lk_hello *hello,
                        struct lk_channel_memory *ret, char *why, size_t bytes) {
+    const struct lk_turn turn = {feed_watchdog, server};
     struct lk_segment_sizes sizes;
     uint64_t arena = hello->arena_bytes, available = lk_memory_available();
     char want[16], have[16];
@@ -248,7 +256,8 @@ static int make_memory(const struct lk_server *server, const struct lk_hello *he
                  lk_memory_text(sizes.arena_bytes, want), lk_memory_text(available, have));
         return -ENOMEM;
     }
-    rc = lk_channel_memory_create(hello->sq_entries, arena, server->boot_epoch, 0, ret, why, bytes);
+    rc = lk_channel_memory_create(hello->sq_entries, arena, server->boot_epoch, 0, &turn, ret, why,
+                                  bytes);
     if (rc == -EMFILE) /* the client would look for it with itself */
         snprintf(why, bytes,
                  "the daemon has as many files open as it may (its ulimit -n, LimitNOFILE= of "
@@ -274,6 +283,7 @@ static int add_channel(struct lk_server *server, struct lk_peer *peer, char *why
         .owner = server,
     };
     memcpy(open.name, peer->name, sizeof(open.name));
+    feed_watchdog(server);
     int rc = lk_intake_channel_add(server->intake, &open, why, bytes);
     if (!rc)
         peer->channel = server->last_channel = open.id;

@@ -69,11 +69,25 @@ static void clear(struct lk_channel_memory *memory) {
         memory->client_fds[i] = -1;
 }
 
-/* A memfd of `bytes`, all of it allocated, mapped at *ret_map; huge pages where the kernel lends
- * them to shared memory (they must be touched through the mapping, fallocate alone takes small
- * ones). -> fd or -errno. */
-static int make(const char *name, uint64_t bytes, bool huge, void **ret_map, char *why,
-                size_t why_bytes) {
+/* All of the memfd that is mapped at `map`; huge pages where the kernel lends them to shared memory
+ * (they must be touched through the mapping, fallocate alone takes small ones). -> 0, -1: errno */
+static int allocate(int fd, uint8_t *map, uint64_t bytes, bool huge, const struct lk_turn *turn) {
+    huge = huge && !madvise(map, bytes, MADV_HUGEPAGE);
+    for (uint64_t at = 0, piece; at < bytes; at += piece) {
+        piece = bytes - at < LK_PIECE_BYTES ? bytes - at : LK_PIECE_BYTES;
+        if (huge) /* fallocate finds out what is missing */
+            (void)madvise(map + at, piece, MADV_POPULATE_WRITE);
+        if (fallocate(fd, 0, (off_t)at, (off_t)piece))
+            return -1;
+        if (turn)
+            turn->take(turn->context);
+    }
+    return 0;
+}
+
+/* A memfd of `bytes`, all of it allocated, mapped at *ret_map. -> fd or -errno. */
+static int make(const char *name, uint64_t bytes, bool huge, const struct lk_turn *turn,
+                void **ret_map, char *why, size_t why_bytes) {
     int r;
     void *map = MAP_FAILED;
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -82,9 +96,7 @@ static int make(const char *name, uint64_t bytes, bool huge, void **ret_map, cha
     map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (map == MAP_FAILED)
         goto failed;
-    if (huge && !madvise(map, bytes, MADV_HUGEPAGE))
-        (void)madvise(map, bytes, MADV_POPULATE_WRITE); /* fallocate finds out what is missing */
-    if (fallocate(fd, 0, 0, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, SEALS))
+    if (allocate(fd, map, bytes, huge, turn) || fcntl(fd, F_ADD_SEALS, SEALS))
         goto failed;
     *ret_map = map;
     return fd;
@@ -126,8 +138,8 @@ static void fill_heads(struct lk_channel_memory *memory, uint64_t boot_epoch,
 }
 
 int lk_channel_memory_create(uint32_t sq_entries, uint64_t arena_bytes, uint64_t boot_epoch,
-                             uint64_t first_index, struct lk_channel_memory *ret, char *why,
-                             size_t why_bytes) {
+                             uint64_t first_index, const struct lk_turn *turn,
+                             struct lk_channel_memory *ret, char *why, size_t why_bytes) {
     struct lk_channel_memory m;
     void *map[3] = {NULL, NULL, NULL};
     int bell[2], writable = -1;
@@ -137,19 +149,20 @@ int lk_channel_memory_create(uint32_t sq_entries, uint64_t arena_bytes, uint64_t
         return r;
     int *fds = m.client_fds;
     fds[LK_FD_SUBMISSION] = r =
-        make("locksd-submission", m.sizes.submission_bytes, false, &map[0], why, why_bytes);
+        make("locksd-submission", m.sizes.submission_bytes, false, NULL, &map[0], why, why_bytes);
     m.submission = map[0];
     if (!m.submission)
         goto failed;
     writable = r =
-        make("locksd-completion", m.sizes.completion_bytes, false, &map[1], why, why_bytes);
+        make("locksd-completion", m.sizes.completion_bytes, false, NULL, &map[1], why, why_bytes);
     m.completion = map[1];
     if (!m.completion)
         goto failed;
     fds[LK_FD_COMPLETION] = r = open_read_only(writable, why, why_bytes);
     if (r < 0)
         goto failed;
-    fds[LK_FD_ARENA] = r = make("locksd-arena", m.sizes.arena_bytes, true, &map[2], why, why_bytes);
+    fds[LK_FD_ARENA] = r =
+        make("locksd-arena", m.sizes.arena_bytes, true, turn, &map[2], why, why_bytes);
     m.arena = map[2];
     if (!m.arena)
         goto failed;

@@ -149,9 +149,9 @@ int inlet_connect(struct inlet *inlet, struct inlet_client *client, uid_t uid, u
     *client = (struct inlet_client){.inlet = inlet};
     client->id = __atomic_add_fetch(&inlet->last_id, 1, __ATOMIC_RELAXED);
     struct lk_channel_memory *m = &client->memory;
-    ck_assert_msg(
-        lk_channel_memory_create(sq_entries, 16 << 20, 1, first_index, m, why, sizeof(why)) == 0,
-        "%s", why);
+    ck_assert_msg(lk_channel_memory_create(sq_entries, 16 << 20, 1, first_index, NULL, m, why,
+                                           sizeof(why)) == 0,
+                  "%s", why);
     struct lk_channel_open open = {.id = client->id,
                                    .uid = uid,
                                    .pid = getpid(),

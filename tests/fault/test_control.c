@@ -693,8 +693,8 @@ START_TEST(feeds_the_watchdog) {
 END_TEST
 
 /* Hellos that wait for a daemon that is stopped: it finds them in one round. */
-static void crowd_in(struct rig *rig, int *ret_fds, int count) {
-    struct lk_hello hello = {.major = LK_ABI_MAJOR, .arena_bytes = 16 << 20, .name = "crowd"};
+static void crowd_in(struct rig *rig, int *ret_fds, int count, uint64_t arena_bytes) {
+    struct lk_hello hello = {.major = LK_ABI_MAJOR, .arena_bytes = arena_bytes, .name = "crowd"};
     int status;
     hello.head = (struct lk_message){LK_ABI_MAGIC, LK_MSG_HELLO, sizeof(hello)};
     for (int i = 0; i < count; i++)
@@ -731,13 +731,30 @@ START_TEST(feeds_the_watchdog_in_a_crowd) {
     int fds[32];
     setenv("WATCHDOG_USEC", "15000", 1); /* fed each 5 ms */
     rig_start(&rig, "[limits]\nmax_channels = 32\nmax_channels_per_uid = 32\n");
-    crowd_in(&rig, fds, 32);
+    crowd_in(&rig, fds, 32, 16 << 20);
     double begun = rig_now();
     int feedings = feedings_until_welcome(&rig, fds, 32);
     double took = rig_now() - begun;
     ck_assert_msg(feedings >= 5 || took < 0.05, "%d feedings in %.3f s", feedings, took);
     for (int i = 0; i < 32; i++)
         close(fds[i]);
+    ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    rig_close(&rig);
+}
+END_TEST
+
+/* And one client's may take as long as all of theirs. */
+START_TEST(feeds_the_watchdog_beside_a_large_arena) {
+    struct rig rig;
+    int fd;
+    setenv("WATCHDOG_USEC", "15000", 1);
+    rig_start(&rig, "[limits]\nmax_arena = 512M\n");
+    crowd_in(&rig, &fd, 1, 512 << 20);
+    double begun = rig_now();
+    int feedings = feedings_until_welcome(&rig, &fd, 1);
+    double took = rig_now() - begun;
+    ck_assert_msg(feedings >= 5 || took < 0.05, "%d feedings in %.3f s", feedings, took);
+    close(fd);
     ck_assert_int_eq(rig_stop(&rig), EX_OK);
     rig_close(&rig);
 }
@@ -889,6 +906,7 @@ int main(void) {
     tcase_add_test(life, drains_and_resumes_by_verb);
     tcase_add_test(life, feeds_the_watchdog);
     tcase_add_test(life, feeds_the_watchdog_in_a_crowd);
+    tcase_add_test(life, feeds_the_watchdog_beside_a_large_arena);
     tcase_add_test(life, is_idle_when_nobody_asks);
     tcase_add_test(life, locksctl_prints_and_exits);
     tcase_add_test(life, leased_pages_are_counted_once);

@@ -95,7 +95,7 @@ static void answer_hello(struct fake *f, const struct lk_hello *hello) {
         f->socket = -1;
         return;
     }
-    int r = lk_channel_memory_create(hello->sq_entries, hello->arena_bytes, 9, UINT32_MAX - 2,
+    int r = lk_channel_memory_create(hello->sq_entries, hello->arena_bytes, 9, UINT32_MAX - 2, NULL,
                                      &f->memory, why, sizeof(why));
     ck_assert_msg(r == 0, "%s", why);
     const struct lk_segment_sizes *s = &f->memory.sizes;

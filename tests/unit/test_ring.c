@@ -88,7 +88,7 @@ struct pair {
 
 static void open_pair(struct pair *p, uint64_t start) {
     char why[LK_REASON_BYTES] = "";
-    int r = lk_channel_memory_create(ENTRIES, 4096, 1, start, &p->memory, why, sizeof(why));
+    int r = lk_channel_memory_create(ENTRIES, 4096, 1, start, NULL, &p->memory, why, sizeof(why));
     ck_assert_msg(r == 0, "%s", why);
     lk_ring_client_init(&p->client, p->memory.submission, p->memory.completion, &p->memory.sizes);
     lk_ring_daemon_init(&p->daemon, p->memory.submission, p->memory.completion, ENTRIES,

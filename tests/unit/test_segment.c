@@ -72,7 +72,7 @@ static void duplicate(const struct lk_channel_memory *m, int ret[LK_WELCOME_FDS]
 }
 
 static void make(struct lk_channel_memory *m, uint64_t arena_bytes) {
-    int r = lk_channel_memory_create(8, arena_bytes, 77, 5, m, why, sizeof(why));
+    int r = lk_channel_memory_create(8, arena_bytes, 77, 5, NULL, m, why, sizeof(why));
     ck_assert_msg(r == 0, "%s", why);
 }
 
@@ -181,7 +181,7 @@ START_TEST(failing_half_way_leaves_nothing) {
         tight = limit;
         tight.rlim_cur = (rlim_t)lowest + (rlim_t)more;
         ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0);
-        int r = lk_channel_memory_create(8, 4096, 1, 0, &m, why, sizeof(why));
+        int r = lk_channel_memory_create(8, 4096, 1, 0, NULL, &m, why, sizeof(why));
         ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
         if (r == 0)
             lk_channel_memory_destroy(&m);
