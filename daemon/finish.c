@@ -146,8 +146,8 @@ bool lk_reap(struct lk_intake *intake, struct lk_channel *channel) {
         return false;
     while (channel->sequences && lk_chore(intake, channel->sequences->slot->quads))
         lk_release_sequence(intake, channel->sequences);
-    while (channel->leases && lk_chore(intake, channel->leases->slot->quads))
-        lk_release_lease(intake, channel->leases);
+    while (channel->leases && lk_release_lease(intake, channel->leases))
+        ;
     if (channel->sequences || channel->leases)
         return false;
     LK_ASSERT(lk_channel_quads(channel) == 0 && channel->queued == 0);

@@ -301,10 +301,17 @@ void lk_release_sequence(struct lk_intake *intake, struct lk_sequence *sequence)
     intake->spare_sequence[sequence->pool->index] = sequence;
 }
 
-void lk_release_lease(struct lk_intake *intake, struct lk_lease *lease) {
+bool lk_release_lease(struct lk_intake *intake, struct lk_lease *lease) {
+    do {
+        if (!lk_chore(intake, lease->mapped > LK_LEASE_PIECE_BYTES ? LK_LEASE_PIECE_CHORES : 0))
+            return false;
+    } while (!lk_lease_unmap_piece(lease));
+    if (!lk_chore(intake, lease->slot->quads))
+        return false;
     lk_lease_close(lease);
     lease->spare = intake->spare_lease[lease->pool->index];
     intake->spare_lease[lease->pool->index] = lease;
+    return true;
 }
 
 /* ---- channels ---- */

@@ -37,14 +37,26 @@ static int map_lazily(struct lk_lease *lease) {
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED)
         return -ENOMEM;
+    lease->mapped = lk_lease_bytes(lease);
     lease->trial = at;
     lease->entries = (uint32_t *)((uint8_t *)at + trial_bytes(lease));
     return 0;
 }
 
+bool lk_lease_unmap_piece(struct lk_lease *lease) {
+    uint64_t left = lease->mapped > LK_LEASE_PIECE_BYTES ? lease->mapped - LK_LEASE_PIECE_BYTES : 0;
+    LK_ASSERT(lease->in_flight == 0);
+    left -= left % LK_LEASE_PIECE_BYTES; /* whole pages */
+    if (lease->mapped)
+        munmap((uint8_t *)lease->trial + left, lease->mapped - left);
+    lease->mapped = left;
+    return left == 0;
+}
+
 void lk_lease_unmap(struct lk_lease *lease) {
-    if (lease->trial)
-        munmap(lease->trial, lk_lease_bytes(lease));
+    if (lease->mapped)
+        munmap(lease->trial, lease->mapped);
+    lease->mapped = 0;
     lease->trial = NULL;
     lease->entries = NULL;
 }

@@ -60,6 +60,7 @@ struct lk_lease {
     uint64_t unfenced_serial; /* batch of the unfenced */
     uint64_t *written;        /* by layer: batch that writes there, last */
     uint32_t *entries; /* [LK_LEASE_PLACES][LK_ROWS_MAX][pages] physical pages, mapped lazily */
+    uint64_t mapped;   /* bytes that are left of what is mapped lazily */
     uint64_t *trial;   /* [layers][pages] by id: mark as a submission would leave it, and its serial
                           above it; mapped lazily */
     struct lk_lease_set set[LK_LEASE_PLACES]; /* by place */
@@ -77,6 +78,9 @@ static inline uint64_t lk_lease_handle(const struct lk_lease *lease) {
 int lk_lease_open(struct lk_lease *lease, struct lk_channel *channel, uint64_t pages);
 /* Of that address space, once it was asked for. */
 uint64_t lk_lease_bytes(const struct lk_lease *lease);
+/* Gives back a piece of that address space, from its end: the lease can only be closed any more.
+ * Nothing in flight. -> whether none is left. */
+bool lk_lease_unmap_piece(struct lk_lease *lease);
 /* Gives all back. Nothing in flight. */
 void lk_lease_close(struct lk_lease *lease);
 /* After channel and daemon are gone. */

@@ -20,6 +20,11 @@
  * of a millisecond. The rest waits for the next one. */
 #define LK_CHORES_PER_TICK 32768
 
+/* What is unmapped of a lease at once: 0.1 ms where all of it was used; and of a tick's chores it
+ * is an eighth. */
+#define LK_LEASE_PIECE_BYTES  (UINT64_C(1) << 20)
+#define LK_LEASE_PIECE_CHORES (LK_CHORES_PER_TICK / 8)
+
 /* Submissions of a channel out of its ring and not yet answered: what two batches and the next one
  * can use of a client that sends a layer at a time. The rest waits in the ring. */
 #define LK_QUEUE_SUBMISSIONS 32

@@ -135,9 +135,8 @@ static enum lk_run run_close(struct lk_intake *intake, struct lk_submission *s) 
     struct lk_lease *lease;
     if (lk_find_lease(intake, s->channel, s->desc->object.handle, UINT32_MAX, &lease, &refusal))
         return lk_refuse(intake, s, &refusal);
-    if (lease->in_flight || !lk_chore(intake, lease->slot->quads))
+    if (lease->in_flight || !lk_release_lease(intake, lease))
         return LK_RUN_WAIT;
-    lk_release_lease(intake, lease);
     return lk_answer(intake, s, 0);
 }
 

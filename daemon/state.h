@@ -102,7 +102,8 @@ enum lk_reason lk_find_lease(struct lk_intake *intake, const struct lk_channel *
                              uint64_t handle, uint32_t pool, struct lk_lease **ret,
                              struct lk_refusal *ret_refusal);
 void lk_release_sequence(struct lk_intake *intake, struct lk_sequence *sequence);
-void lk_release_lease(struct lk_intake *intake, struct lk_lease *lease);
+/* -> false: not all of it in this tick; it can only be released any more. Nothing in flight. */
+bool lk_release_lease(struct lk_intake *intake, struct lk_lease *lease);
 /* Everything agrees with everything: ledger, pools, accounts. For tests, as a command of theirs.
  * -> 0, -EINVAL with the finding in why. */
 int lk_intake_check(struct lk_intake *intake, char *why, size_t why_bytes);

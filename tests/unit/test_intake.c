@@ -340,6 +340,27 @@ START_TEST(long_lists_let_others_through) {
 }
 END_TEST
 
+/* A lease's tables are unmapped by pieces, a bounded number in a tick: all that could be mapped of
+ * this one are 9 KiB a page and more. */
+START_TEST(a_large_lease_goes_in_pieces) {
+    enum { PAGES = 32768 };
+    static const struct lk_geometry small = {
+        .layers = 1, .kv_heads = 1, .group = 1, .head_dim = 64, .page_tokens = 8, .rank = 2};
+    struct inlet_client other;
+    inlet_pool(&config, small, PAGES);
+    reopen();
+    uint64_t lease = inlet_lease(&client, PAGES), ticks = inlet_status(&inlet).ticks;
+    inlet_object(&client, LK_OP_LEASE_CLOSE, lease, 0);
+    uint64_t pieces = PAGES * UINT64_C(9216) / LK_LEASE_PIECE_BYTES;
+    ck_assert_uint_ge(inlet_status(&inlet).ticks - ticks,
+                      (pieces - 1) * LK_LEASE_PIECE_CHORES / LK_CHORES_PER_TICK);
+    ck_assert_int_eq(inlet_connect(&inlet, &other, 2, 64, 0), 0); /* goes in the middle */
+    struct lk_object_desc o = {.handle = inlet_lease(&other, PAGES)};
+    ck_assert(inlet_submit(&other, LK_OP_LEASE_CLOSE, &o, sizeof(o), 0));
+    inlet_disconnect(&other);
+}
+END_TEST
+
 /* Pages that a row closes are summarised before the next row of the layer is scored, in whatever
  * batches they run. */
 START_TEST(rows_of_a_step_see_summaries) {
@@ -992,6 +1013,7 @@ int main(void) {
     tcase_add_test(tcase, rows_of_a_layer_follow_each_other);
     tcase_add_test(tcase, long_rows_let_others_through);
     tcase_add_test(tcase, long_lists_let_others_through);
+    tcase_add_test(tcase, a_large_lease_goes_in_pieces);
     tcase_add_test(tcase, chains_let_others_through);
     tcase_add_test(tcase, lists_that_change_under_way);
     tcase_add_test(tcase, rows_of_a_step_see_summaries);
