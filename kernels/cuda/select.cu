@@ -135,7 +135,9 @@ struct shared {
     uint64_t run_weight[WARPS]; /* of the pages not kept; how many are kept; the largest share */
     uint32_t run_kept[WARPS], run_most[WARPS];
     uint64_t warp_weight[WARPS];
-    double warp_sum[WARPS], exact[LK_GROUP_MAX]; /* where words are equal */
+    /* Where words are equal: */
+    double warp_sum[WARPS], part_sum[LK_TEAM_MOST][LK_GROUP_MAX], exact[LK_GROUP_MAX];
+    uint32_t ones, zeros; /* bits that are so in what is left over of any of them */
     uint32_t warp_count[WARPS];
     alignas(16) float2 heads[WARPS][LK_GROUP_MAX + 4]; /* a warp's own; read by fours */
     float2 part[LK_GROUP_MAX];
@@ -642,18 +644,40 @@ __device__ __forceinline__ uint32_t team_total(struct shared *s, uint32_t x) {
     return x;
 }
 
-/* s->exact: by query head, what 2^(score - peak) is multiplied by, in float64. Every block adds the
- * whole row, in one order, for the team's size not to show. */
+/* s->exact: by query head, what 2^(score - peak) is multiplied by, in float64. Units are summed in
+ * parts that the row alone decides, and these in one order, for the team's size not to show. */
 __device__ __forceinline__ void weigh_heads(const struct span &p, struct shared *s) {
-    for (uint32_t g = 0; g < p.group; g++) {
-        const float peak = s->heads[0][g].x;
+    const uint32_t units = p.units - 1;
+    const uint32_t each = max((units + LK_TEAM_MOST - 1) / LK_TEAM_MOST, (uint32_t)THREADS);
+    const uint32_t parts = (units + each - 1) / each;
+
+#pragma unroll 1
+    for (uint32_t part = team_rank(); part < parts; part += team_size())
+#pragma unroll 1
+        for (uint32_t g = 0; g < p.group; g++) {
+            const float peak = s->heads[0][g].x;
+            const uint32_t end = min(units, (part + 1) * each);
+            double sum = 0;
+#pragma unroll 4
+            for (uint32_t i = part * each + threadIdx.x; i < end; i += THREADS)
+                sum += (double)exp2_fast(read_score(p.scores + (uint64_t)i * p.stride, g) - peak);
+            sum = block_sum(s->warp_sum, sum);
+            if (threadIdx.x < team_size()) {
+                const uint32_t to = team_address(&s->part_sum[part][g], threadIdx.x);
+                const uint2 bits = *(const uint2 *)&sum;
+                team_put(to, bits.x);
+                team_put(to + 4, bits.y);
+            }
+        }
+    team_barrier();
+    if (threadIdx.x < p.group) {
+        const uint32_t g = threadIdx.x;
         const float2 newest = __ldcg(&p.newest[g]);
         double sum = 0;
-        for (uint32_t i = threadIdx.x; i < p.units - 1; i += THREADS)
-            sum += (double)exp2_fast(read_score(p.scores + (uint64_t)i * p.stride, g) - peak);
-        sum = block_sum(s->warp_sum, sum) + (double)newest.y * (double)exp2_fast(newest.x - peak);
-        if (threadIdx.x == 0)
-            s->exact[g] = 1 / (sum * p.group);
+        for (uint32_t part = 0; part < parts; part++)
+            sum += s->part_sum[part][g];
+        sum += (double)newest.y * (double)exp2_fast(newest.x - s->heads[0][g].x);
+        s->exact[g] = 1 / (sum * p.group);
     }
     __syncthreads();
 }
@@ -678,16 +702,31 @@ __device__ __forceinline__ uint32_t rank_ties(const struct span &p, struct share
                                               const int32_t *words, struct cut cut,
                                               uint32_t *least) {
     uint32_t *const over = p.shares + p.base;
-    uint32_t low = 0, above = 0; /* so many are above all that low may become */
+    uint32_t low, above = 0; /* so many are above all that low may become */
+    uint32_t ones = 0, zeros = 0;
 
     weigh_heads(p, s);
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < p.count; i += THREADS)
-        if (words[i] == cut.word)
-            over[i] = left_over(p, s, i, __uint_as_float((uint32_t)cut.word));
+        if (words[i] == cut.word) {
+            const uint32_t left = left_over(p, s, i, __uint_as_float((uint32_t)cut.word));
+            over[i] = left;
+            ones |= left;
+            zeros |= ~left;
+        }
+    ones = __reduce_or_sync(LK_FULL_WARP, ones);
+    zeros = __reduce_or_sync(LK_FULL_WARP, zeros);
+    if (threadIdx.x % 32 < team_size()) {
+        team_or(team_address(&s->ones, threadIdx.x % 32), ones);
+        team_or(team_address(&s->zeros, threadIdx.x % 32), zeros);
+    }
+    team_barrier();
+    const uint32_t differ = s->ones & s->zeros;
+    low = s->ones & ~differ; /* alike pages differ in nothing */
 #pragma unroll 1
-    for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
+    for (uint32_t bit, bits = differ; bits; bits -= bit) {
         uint32_t own = 0;
+        bit = 1u << (31 - __clz(bits));
 #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < p.count; i += THREADS)
             own += words[i] == cut.word && over[i] >= (low | bit);
@@ -1482,7 +1521,7 @@ __device__ __forceinline__ void open_barriers(struct shared *s, uint32_t i) {
     } else if (i == rounds + 2 * CUTS) {
         team_open(&s->places_here);
         team_expect(&s->places_here, size * sizeof s->taken_by[0]);
-        s->listed = 0;
+        s->listed = s->ones = s->zeros = 0;
     }
 }
 

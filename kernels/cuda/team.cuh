@@ -82,6 +82,9 @@ __device__ __forceinline__ uint32_t team_add(uint32_t address, uint32_t x) {
                  : "memory");
     return before;
 }
+__device__ __forceinline__ void team_or(uint32_t address, uint32_t x) {
+    asm volatile("red." LK_TEAM_SPACE ".or.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
 
 /* ---- numbers sent by the copy engine's way: no barrier of the team, and no fence ---- */
 

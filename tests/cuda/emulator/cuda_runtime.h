@@ -242,6 +242,9 @@ template <class T, class F> static inline T reduce(T x, F join) {
 template <class T> static inline T __reduce_add_sync(uint32_t, T x) {
     return reduce(x, [](T a, T b) { return a + b; });
 }
+template <class T> static inline T __reduce_or_sync(uint32_t, T x) {
+    return reduce(x, [](T a, T b) { return a | b; });
+}
 template <class T> static inline T __reduce_max_sync(uint32_t, T x) {
     return reduce(x, [](T a, T b) { return a < b ? b : a; });
 }

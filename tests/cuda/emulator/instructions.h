@@ -357,6 +357,9 @@ static inline void team_put(uint32_t address, uint32_t x) {
 static inline uint32_t team_add(uint32_t address, uint32_t x) {
     return atomicAdd((uint32_t *)at_address(address), x);
 }
+static inline void team_or(uint32_t address, uint32_t x) {
+    *(uint32_t *)at_address(address) |= x;
+}
 static inline void team_open(uint64_t *here) {
     emulated::barrier_init(here, 1);
 }
