@@ -121,7 +121,7 @@ void anchor_measure(const struct choice *choice, uint32_t rounds, uint64_t cache
         }
         fclose(out);
         waitpid(pid, NULL, 0);
-        lk_progress_end(&progress);
+        lk_progress_end(&progress, true);
     }
     free(command);
     free(script);

@@ -137,7 +137,7 @@ static void build_pages(struct bed *bed) {
         run_batch(bed, &batch);
         lk_progress_at(&progress, first + batch.build_after_count);
     }
-    lk_progress_end(&progress);
+    lk_progress_end(&progress, true);
 }
 
 static int make_row(struct bed *bed) {
@@ -221,7 +221,7 @@ static void measure(struct bed *bed) {
             step(bed, work, round);
         lk_progress_at(&progress, round + 1);
     }
-    lk_progress_end(&progress);
+    lk_progress_end(&progress, true);
 }
 
 /* ---- figures ---- */
@@ -286,7 +286,7 @@ static int run(struct bed *bed) {
     bench_keys_make(&bed->keys);
     lk_parallel_run(bench->threads, (bed->pool.pages + FILL_PAGES - 1) / FILL_PAGES, fill_pages,
                     bed);
-    lk_progress_end(&progress);
+    lk_progress_end(&progress, true);
     build_pages(bed);
     rc = make_row(bed);
     if (rc)

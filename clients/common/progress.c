@@ -42,13 +42,14 @@ void lk_progress_at(struct lk_progress *progress, uint64_t done) {
     draw(progress, now);
 }
 
-void lk_progress_end(struct lk_progress *progress) {
+void lk_progress_end(struct lk_progress *progress, bool whole) {
     uint64_t now = lk_clock_ns();
-    progress->done = progress->total;
+    if (whole)
+        progress->done = progress->total;
     if (progress->terminal) {
         draw(progress, now);
         fputc('\n', stderr);
-    } else {
+    } else if (whole) {
         fprintf(stderr, "%s: done in %.1f s\n", progress->label,
                 (double)(now - progress->begun_ns) * 1e-9);
     }

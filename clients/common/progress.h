@@ -19,6 +19,7 @@ struct lk_progress { /* opaque */
 void lk_progress_begin(struct lk_progress *progress, const char *label, uint64_t total);
 void lk_progress_at(struct lk_progress *progress,
                     uint64_t done); /* cheap: draws 20 times a second */
-void lk_progress_end(struct lk_progress *progress);
+/* whole: done to its end; else the bar is left as far as it came, and words can follow. */
+void lk_progress_end(struct lk_progress *progress, bool whole);
 
 #endif

@@ -69,10 +69,9 @@ static int start_daemon(const struct replay_options *o, const struct replay_trac
     for (size_t i = 0; i < count; i++)
         sets[i] = text[i];
     lk_progress_begin(&progress, "starting a daemon", 1); /* it takes the pool's memory */
-    if (lk_private_start(sets, count, READY_SECONDS, &bed->daemon, why, REPLAY_WHY_BYTES))
-        return EX_UNAVAILABLE;
-    lk_progress_end(&progress);
-    return 0;
+    int rc = lk_private_start(sets, count, READY_SECONDS, &bed->daemon, why, REPLAY_WHY_BYTES);
+    lk_progress_end(&progress, !rc);
+    return rc ? EX_UNAVAILABLE : 0;
 }
 
 /* ---- the connection ---- */

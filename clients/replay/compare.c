@@ -487,8 +487,7 @@ int replay_compare(const struct replay_options *options, const struct replay_tra
         lk_parallel_run(options->threads, rows, compare_row, &scene);
         sum_up(&scene, &ret[scene.layer]);
     }
-    if (!rc)
-        lk_progress_end(&progress);
+    lk_progress_end(&progress, !rc);
     free_scene(&scene);
     return rc;
 }

@@ -141,8 +141,7 @@ static int append_all(struct player *p, double *ret_seconds) {
                       p->trace->layer_count * (p->trace->tokens - p->trace->steps));
     for (uint32_t layer = 0; layer < p->trace->layer_count && !rc; layer++)
         rc = append_layer(p, layer, &progress);
-    if (!rc)
-        lk_progress_end(&progress);
+    lk_progress_end(&progress, !rc);
     *ret_seconds = (double)(lk_clock_ns() - begun) * 1e-9;
     return rc;
 }
@@ -215,8 +214,7 @@ static int decode_all(struct player *p, locks_handle sequence, const char *label
             rc = decode(p, layer, i, run);
             lk_progress_at(&progress, i * t->layer_count + layer + 1);
         }
-    if (!rc)
-        lk_progress_end(&progress);
+    lk_progress_end(&progress, !rc);
     return rc;
 }
 

@@ -251,7 +251,7 @@ void replay_trace_check(const struct replay_trace *trace) {
                          layer->number, "qkv"[part], count,
                          bytes / lk_tensor_element_bytes(trace->type));
         }
-    lk_progress_end(&progress);
+    lk_progress_end(&progress, true);
     if (tensors)
         fprintf(stderr,
                 "locks-replay: warning: %s: values of tensor %s are NaN or infinite; tensors with "

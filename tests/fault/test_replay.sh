@@ -159,6 +159,11 @@ done
 script -qec "'$replay' --device $device --trace '$(at good)' --budget 16" /dev/null </dev/null >"$work/stdout" ||
     fail "on a terminal: $(cat "$work/stdout")"
 grep -q 'looking through the trace *\[#*\] 100 %' "$work/stdout" || fail "no bar: $(cat "$work/stdout")"
+mkdir -p "$work/alone" && cp "$replay" "$work/alone" # no daemon beside it
+script -qec "PATH=/nowhere '$work/alone/${replay##*/}' --trace '$(at good)' --budget 16" /dev/null </dev/null >"$work/stdout" &&
+    fail 'replayed without a daemon'
+grep -q 'starting a daemon *\[\.*\]   0 %' "$work/stdout" || fail "no bar: $(cat "$work/stdout")"
+grep -q '^locks-replay: the private daemon ' "$work/stdout" || fail "a sentence in a bar's line: $(cat "$work/stdout")"
 
 # What --compare says of a selector is a number, though it missed a key beside which all it chose is nothing.
 "$replay" --device "$device" --trace "$(at sharp)" --budget 16 --compare --json >"$work/stdout" 2>"$work/stderr" ||
