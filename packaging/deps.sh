@@ -8,7 +8,7 @@ packages_of() {
     case "$1" in
     build) echo gcc libc6-dev make pkgconf libinih-dev libjansson-dev libnuma-dev libsystemd-dev ;;
     test) echo check g++ python3 python3-numpy systemd procps libc6-dbg man-db ;;
-    lint) echo clang-format clang-tidy cppcheck shellcheck ;;
+    lint) echo git clang-format clang-tidy cppcheck shellcheck ;;
     *) echo "deps.sh: unknown group '$1' (build, test, lint)" >&2; exit 64 ;;
     esac
 }

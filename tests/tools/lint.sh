@@ -7,6 +7,7 @@ rc=0
 mapfile -t c < <(git ls-files '*.c')
 mapfile -t h < <(git ls-files '*.h')
 mapfile -t sh < <(git ls-files '*.sh' '.ci/run')
+[ ${#c[@]} -gt 0 ] || { echo "lint: git names no sources here: nothing was read" >&2; exit 69; }
 
 step() { # step NAME COMMAND...
     local name=$1 out
