@@ -167,7 +167,7 @@ install: all  ## install under DESTDIR/PREFIX
 	@packaging/install.sh install "$(O)" "$(DESTDIR)" "$(PREFIX)" "$(VERSION)" "$(ABI)"
 
 .PHONY: uninstall
-uninstall:  ## remove what install put there, but a configuration that was edited
+uninstall:  ## remove what install put there, but the configuration
 	@packaging/install.sh uninstall "$(O)" "$(DESTDIR)" "$(PREFIX)" "$(VERSION)" "$(ABI)"
 
 .PHONY: clean

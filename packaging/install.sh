@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # install.sh install|uninstall BUILD DESTDIR PREFIX VERSION ABI - what `make install` and `make uninstall` do.
 #
-# each_file() is the list of what belongs to an installation, for both. A configuration that was edited stays.
+# each_file() is the list of what belongs to an installation, for both. The configuration stays: that of another PREFIX is the same.
 set -eu
 verb=$1 build=$2 destdir=$3 prefix=$4 version=$5 abi=$6
 to=$destdir$prefix
@@ -64,10 +64,10 @@ uninstall)
     filled() { rm -f "$2"; }
     each_file
     rm -f "$to/lib/liblocks.so"
-    if cmp -s packaging/locksd.conf "$etc/locksd.conf"; then rm -f "$etc/locksd.conf"; fi
-    for folder in "$to/include/locks" "$to/share/doc/locksd" "$etc/locksd.conf.d" "$etc"; do
+    for folder in "$to/include/locks" "$to/share/doc/locksd"; do
         if [ -d "$folder" ]; then rmdir "$folder" 2>/dev/null || echo "left, with what is in it: $folder"; fi
     done
+    [ ! -d "$etc" ] || echo "left, since other installations read it too: $etc"
     ;;
 *) stop 'install or uninstall' ;;
 esac

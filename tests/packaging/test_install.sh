@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # test_install.sh BUILD - a staged install is complete and usable: hello compiles against it by pkg-config alone, with the
 # shared and the static library, and runs against an installed daemon; only locks_* is exported; man pages and units parse.
-# What cannot work is refused before anything is copied; uninstall leaves nothing but what was edited.
+# What cannot work is refused before anything is copied; uninstall leaves nothing but the configuration.
 set -euo pipefail
 build=$(realpath "$1")
 cd "$(dirname "$0")/../.."
@@ -70,8 +70,8 @@ refused '/opt/a|b' 'letters, digits'
 stage install /usr/local || fail "PREFIX=/usr/local: $(cat "$root/said")"
 [ ! -s "$root/said" ] || fail "PREFIX=/usr/local: $(cat "$root/said")"
 stage uninstall /usr/local || fail "uninstall: $(cat "$root/said")"
-[ -z "$(find "$root/stage" ! -type d)" ] || fail "uninstall left: $(find "$root/stage" ! -type d)"
-[ ! -e "$root/stage/etc/locksd" ] || fail 'uninstall left an empty /etc/locksd'
+[ "$(find "$root/stage" ! -type d)" = "$root/stage/etc/locksd/locksd.conf" ] || fail "uninstall left: $(find "$root/stage" ! -type d)"
+grep -qF "left, since other installations read it too: $root/stage/etc/locksd" "$root/said" || fail "uninstall: $(cat "$root/said")"
 stage install /opt/locks || fail "PREFIX=/opt/locks: $(cat "$root/said")"
 for words in 'systemctl link /opt/locks/lib/systemd/system/locksd.socket' 'systemd-sysusers /opt/locks/' 'MANPATH=:/opt/locks/share/man'; do
     grep -qF -- "$words" "$root/said" || fail "PREFIX=/opt/locks: no '$words' in: $(cat "$root/said")"
