@@ -65,6 +65,7 @@
 extern "C" {
 #endif
 
+/* No pointer may be NULL but where that has a meaning of its own, which is then said. */
 struct locks;
 typedef uint64_t locks_handle; /* sequence or lease; 0 is none */
 
@@ -73,7 +74,7 @@ struct locks_options {
     uint32_t sq_entries;  /* submissions the ring holds, a power of two up to 1024; 0: 64 */
     const char *socket;   /* NULL: $LOCKSD_SOCKET, else LK_SOCKET_PATH */
     const char *name;     /* shown by locksctl clients; NULL: the program's name */
-    uint64_t arena_bytes; /* 0: 64 MiB */
+    uint64_t arena_bytes; /* 0: 64 MiB, or the daemon's max_arena if that is less */
     uint32_t spin_us;     /* of waits; 0: 20 (use 1 for none to speak of) */
     uint32_t limit_ms;    /* of silence, see LIMIT; 0: 30000; LOCKS_FOREVER: no limit */
 };

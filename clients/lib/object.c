@@ -22,12 +22,20 @@ static int run(struct locks *l, uint16_t op, const struct lk_object_desc *object
     return lk_client_complete(l, flight, ret);
 }
 
+/* The same of what makes something, which nobody could free without its handle. */
+static int make(struct locks *l, uint16_t op, const struct lk_object_desc *object,
+                locks_handle *ret) {
+    if (!ret)
+        return lk_client_fail(l, -EINVAL, "there is no place for the handle: it is NULL");
+    return run(l, op, object, ret);
+}
+
 int locks_sequence_create(struct locks *locks, uint32_t pool, locks_handle *ret) {
-    return run(locks, LK_OP_SEQUENCE_CREATE, &(struct lk_object_desc){.pool = pool}, ret);
+    return make(locks, LK_OP_SEQUENCE_CREATE, &(struct lk_object_desc){.pool = pool}, ret);
 }
 
 int locks_sequence_fork(struct locks *locks, locks_handle sequence, locks_handle *ret) {
-    return run(locks, LK_OP_SEQUENCE_FORK, &(struct lk_object_desc){.handle = sequence}, ret);
+    return make(locks, LK_OP_SEQUENCE_FORK, &(struct lk_object_desc){.handle = sequence}, ret);
 }
 
 int locks_sequence_truncate(struct locks *locks, locks_handle sequence, uint64_t tokens) {
@@ -40,8 +48,8 @@ int locks_sequence_free(struct locks *locks, locks_handle sequence) {
 }
 
 int locks_lease_open(struct locks *locks, uint32_t pool, uint64_t pages, locks_handle *ret) {
-    return run(locks, LK_OP_LEASE_OPEN, &(struct lk_object_desc){.pool = pool, .length = pages},
-               ret);
+    return make(locks, LK_OP_LEASE_OPEN, &(struct lk_object_desc){.pool = pool, .length = pages},
+                ret);
 }
 
 int locks_lease_close(struct locks *locks, locks_handle lease) {

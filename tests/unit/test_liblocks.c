@@ -813,6 +813,10 @@ START_TEST(wrong_arguments_never_reach_the_daemon) {
     ck_assert_int_eq(locks_sequence_free(l, 0), -EINVAL);
     ck_assert_int_eq(locks_wait(l, -1, &(struct locks_completion){0}), -EINVAL);
     expect_error("nothing is in flight");
+    ck_assert_int_eq(locks_sequence_create(l, 0, NULL), -EINVAL); /* nobody could free them */
+    ck_assert_int_eq(locks_sequence_fork(l, 1, NULL), -EINVAL);
+    ck_assert_int_eq(locks_lease_open(l, 0, 4, NULL), -EINVAL);
+    expect_error("there is no place for the handle: it is NULL");
     ck_assert_uint_eq(fake.memory.submission->sq_tail, UINT32_MAX - 2); /* nothing was published */
 }
 END_TEST
