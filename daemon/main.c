@@ -147,6 +147,7 @@ static int check_config(struct daemon *daemon) {
     lk_numa_place(config, &placement);
     lk_access_open(config->group, &access);
     lk_report_missing(&access, &placement);
+    lk_report_room(config);
     lk_config_text(config, text);
     return print(lk_printable(text, "\n"));
 }

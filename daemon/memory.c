@@ -16,6 +16,8 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include "limits.h"
+
 const char *lk_memory_text(uint64_t bytes, char text[16]) {
     static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
     double value = (double)bytes;
@@ -121,6 +123,21 @@ uint64_t lk_memory_available(void) {
     return available < left ? available : left;
 }
 
+/* Pools have their room, but not with the workspaces, which are taken at the start as well. */
+static const char *workspaces_invalid(const struct lk_config *config, uint64_t pools,
+                                      uint64_t available, char *text, size_t bytes) {
+    uint64_t each = lk_workspace_bytes(config), wanted = pools + LK_BATCHES_AHEAD * each;
+    char one[16], all[16], have[16];
+    if (wanted <= available)
+        return NULL;
+    snprintf(text, bytes,
+             "the pools and %d workspaces of %s want %s, but %s of memory are available: lower "
+             "daemon.workspace or memory of a pool, or free some",
+             LK_BATCHES_AHEAD, lk_memory_text(each, one), lk_memory_text(wanted, all),
+             lk_memory_text(available, have));
+    return text;
+}
+
 const char *lk_memory_invalid(const struct lk_config *config, char *text, size_t bytes) {
     uint64_t wanted = 0, available = lk_memory_available();
     char one[16], all[16], have[16];
@@ -134,7 +151,7 @@ const char *lk_memory_invalid(const struct lk_config *config, char *text, size_t
             largest = i;
     }
     if (wanted <= available)
-        return NULL;
+        return workspaces_invalid(config, wanted, available, text, bytes);
     lk_memory_text(config->pool[largest].memory_bytes, one);
     snprintf(text, bytes,
              "the pools want %s, but %s of memory are available: lower memory of [pool %s], which "

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "limits.h"
 #include "log.h"
 
 /* 1234567 -> "1,234,567" */
@@ -35,6 +36,16 @@ static void report_pool(const struct lk_pool_status *pool, const struct lk_pool_
            count_text(pool->bytes_per_token, token), lk_memory_text(pool->memory_bytes, memory));
     lk_log(LK_LOG_INFO, "    by default a row attends %s tokens, scan %s",
            count_text(config->budget, budget), lk_config_scan_name(config->scan));
+}
+
+void lk_report_room(const struct lk_config *config) {
+    char capacity[32], count[32];
+    for (uint32_t i = 0; i < config->pools; i++) {
+        const struct lk_pool_config *pool = &config->pool[i];
+        uint64_t pages = lk_pool_fitting_pages(config->resolved, pool);
+        lk_log(LK_LOG_INFO, "pool %s: room for %s tokens (%s pages)", pool->name,
+               count_text(pages * pool->geometry.page_tokens, capacity), count_text(pages, count));
+    }
 }
 
 void lk_report_missing(const struct lk_access *access, const struct lk_placement *placement) {

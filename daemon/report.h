@@ -9,6 +9,8 @@
 
 /* Warns of what the configuration names and the machine has not: group, NUMA node. */
 void lk_report_missing(const struct lk_access *access, const struct lk_placement *placement);
+/* What each pool will have room for. */
+void lk_report_room(const struct lk_config *config);
 /* Version, engine, each pool's geometry and room, socket, who may connect, what was not granted. */
 void lk_report_start(const struct lk_server *server, uint64_t took_ns);
 /* What was done, from intake's last word. */

@@ -77,6 +77,7 @@ static void tell_patience(const struct lk_config *config, bool first) {
     char words[64], size[16];
     for (uint32_t i = 0; i < config->pools; i++)
         bytes += config->pool[i].memory_bytes;
+    bytes += LK_BATCHES_AHEAD * lk_workspace_bytes(config);
     snprintf(words, sizeof(words), "taking %s of memory", lk_memory_text(bytes, size));
     lk_notify_starting(words, EXTEND_SECONDS);
     if (first)
@@ -195,9 +196,24 @@ static int check_device(struct lk_config *config, const struct lk_origins *origi
     return rc == -ENOTSUP ? EX_CONFIG : EX_OSERR;
 }
 
+/* Instructions that were asked for must be there, too, if it is the CPU that serves. */
+static int check_cpu_path(const struct lk_config *config, const struct lk_origins *origins,
+                          char *why, size_t bytes) {
+    char place[LK_PLACE_BYTES];
+    if (config->resolved == LK_DEVICE_CUDA || lk_engine_cpu_serves(config->cpu_path))
+        return 0;
+    snprintf(why, bytes,
+             "%s[daemon] cpu_path: this machine lacks its instructions; auto takes "
+             "the best it has",
+             lk_config_place(config, origins, &config->cpu_path, place));
+    return EX_CONFIG;
+}
+
 int lk_start_check(struct lk_config *config, const struct lk_origins *origins, char *why,
                    size_t why_bytes) {
     int code = check_device(config, origins, why, why_bytes);
+    if (!code)
+        code = check_cpu_path(config, origins, why, why_bytes);
     if (code != EX_CONFIG) {
         int pools = check_pools(config, origins, why, why_bytes);
         code = pools ? pools : code;

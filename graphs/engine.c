@@ -23,6 +23,10 @@ int lk_engine_gpu_serves(uint32_t gpu, const struct lk_geometry *geometries, uin
     return error;
 }
 
+bool lk_engine_cpu_serves(uint32_t cpu_path) {
+    return lk_cpu_has((enum lk_cpu_path)cpu_path);
+}
+
 enum lk_device lk_engine_choose(enum lk_device wanted, uint32_t gpu,
                                 const struct lk_geometry *geometries, uint32_t count, char *why,
                                 size_t why_bytes) {

@@ -47,6 +47,8 @@ enum lk_device {
  * sentence in why; -ENOTSUP: not with this binary, or not a geometry for a GPU. Any thread. */
 int lk_engine_gpu_serves(uint32_t gpu, const struct lk_geometry *geometries, uint32_t count,
                          char *why, size_t why_bytes);
+/* Whether this machine has the instructions of a path (enum lk_cpu_path). Any thread. */
+bool lk_engine_cpu_serves(uint32_t cpu_path);
 /* What `wanted` means on this machine for pools of these geometries: AUTO is CUDA where the binary
  * has its kernels, GPU number `gpu` answers and every pool can lie there. Where AUTO is the CPU
  * although the binary has kernels, why says what stood against it; otherwise it is empty. Any

@@ -18,6 +18,7 @@ enum lk_cpu_path { LK_CPU_BEST = 0, LK_CPU_PORTABLE, LK_CPU_AVX2, LK_CPU_AVX512 
 /* Choose the path (BEST: the machine's). -ENOTSUP: this machine lacks it; nothing changes. Before
  * any other call. */
 int lk_cpu_open(enum lk_cpu_path path);
+bool lk_cpu_has(enum lk_cpu_path path); /* whether this machine can take it; any time */
 /* The one chosen: PORTABLE, AVX2 or AVX512. Any thread, like the next. */
 enum lk_cpu_path lk_cpu_path(void);
 const char *lk_cpu_path_name(enum lk_cpu_path path);

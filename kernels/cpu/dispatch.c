@@ -35,24 +35,17 @@ static bool has_avx512(void) {
 #endif
 }
 
+bool lk_cpu_has(enum lk_cpu_path path) {
+    return path == LK_CPU_AVX512 ? has_avx512() : path == LK_CPU_AVX2 ? has_avx2() : true;
+}
+
 int lk_cpu_open(enum lk_cpu_path path) {
-    switch (path) {
-    case LK_CPU_BEST:
-        path = has_avx512() ? LK_CPU_AVX512 : has_avx2() ? LK_CPU_AVX2 : LK_CPU_PORTABLE;
-        break;
-    case LK_CPU_PORTABLE:
-        break;
-    case LK_CPU_AVX2:
-        if (!has_avx2())
-            return -ENOTSUP;
-        break;
-    case LK_CPU_AVX512:
-        if (!has_avx512())
-            return -ENOTSUP;
-        break;
-    default:
+    if ((unsigned)path > LK_CPU_AVX512)
         return -EINVAL;
-    }
+    if (!lk_cpu_has(path))
+        return -ENOTSUP;
+    if (path == LK_CPU_BEST)
+        path = has_avx512() ? LK_CPU_AVX512 : has_avx2() ? LK_CPU_AVX2 : LK_CPU_PORTABLE;
     chosen = path;
     return 0;
 }

@@ -246,6 +246,9 @@ static const struct {
     {"daemon.group=no-such-group", EX_OK, "daemon.group: there is no group no-such-group"},
     {"daemon.numa_node=1000", EX_OK, "bound to node 1000: the "},
     {"pool default.memory=64T", EX_OK, "it would not start: the pools want 64.0 TiB, but "},
+    {"daemon.workspace=1T", EX_OK,
+     "it would not start: the pools and 2 workspaces of 1.0 TiB want"},
+    {"pool default.layers=1", EX_OK, "room for "},
 };
 
 START_TEST(the_check_sees_what_a_start_sees) {
@@ -261,11 +264,34 @@ START_TEST(the_check_sees_what_a_start_sees) {
     if (code) {
         ck_assert_int_eq(rig_run("locksd", arguments, text, sizeof(text)), code);
         assert_has(text, checks[_i].words);
-    } else if (!strstr(checks[_i].set, "64T")) {
+    } else if (!strstr(checks[_i].words, "it would not start")) {
         rig_launch(&rig, arguments + 3);
         ck_assert_msg(rig_hears(&rig, "READY=1", RIG_PATIENCE), "%s", rig_log(&rig));
         assert_has(rig_log(&rig), checks[_i].words);
         ck_assert_int_eq(rig_stop(&rig), EX_OK);
+    }
+    rig_close(&rig);
+}
+END_TEST
+
+/* Instructions that the machine has not are asked for in vain. */
+START_TEST(a_path_must_be_the_machines) {
+    struct rig rig;
+    char text[8192];
+    if (__builtin_cpu_supports("avx512vnni"))
+        return; /* it has them all */
+    rig_open(&rig, NULL);
+    for (int i = 0; i < 2; i++) {
+        const char *arguments[] = {"--config",
+                                   rig.config,
+                                   "--set",
+                                   "daemon.cpu_path=avx512",
+                                   i ? "--foreground" : "--check-config",
+                                   "--set",
+                                   "daemon.device=cpu",
+                                   NULL};
+        ck_assert_int_eq(rig_run("locksd", arguments, text, sizeof(text)), EX_CONFIG);
+        assert_has(text, "--set 'daemon.cpu_path=avx512': [daemon] cpu_path: this machine lacks");
     }
     rig_close(&rig);
 }
@@ -881,6 +907,7 @@ int main(void) {
     tcase_add_test(life, warns_of_a_workspace_too_small);
     tcase_add_test(life, stops_while_it_starts);
     tcase_add_test(life, no_signal_comes_too_early);
+    tcase_add_test(life, a_path_must_be_the_machines);
     tcase_add_loop_test(life, stops_before_it_knows_what_to_start, 0, 2);
     tcase_add_loop_test(life, ends_with_a_code_and_a_sentence, 0, sizeof(ends) / sizeof(*ends));
     tcase_add_loop_test(life, the_check_sees_what_a_start_sees, 0,
