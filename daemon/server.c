@@ -222,6 +222,7 @@ int lk_server_reload(struct lk_server *server, json_t *taken, json_t *restart, c
         rc = lk_options_config(server->options, &fresh, &origins, why, why_bytes);
     if (rc) {
         lk_log(LK_LOG_ERROR, "reload: all stays as it was: %s", why);
+        rc = rc == -ENOMEM ? rc : -EINVAL; /* whatever kept the daemon from reading it */
     } else {
         lk_config_reload(&server->config, &fresh, note_change, &changes);
         lk_log_level(server->config.log_level);

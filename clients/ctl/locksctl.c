@@ -92,8 +92,6 @@ static int failed(const struct request *request, int error, const char *why) {
     switch (-error) {
     case ENOENT:
     case ECONNREFUSED:
-        if (request->verb->print == ctl_reload && !strstr(why, "cannot connect"))
-            return EX_CONFIG;
         fprintf(stderr, "locksctl: start it with 'systemctl start locksd', or name its socket: "
                         "--socket PATH or "
                         "$LOCKSD_SOCKET\n");

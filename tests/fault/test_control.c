@@ -541,6 +541,10 @@ START_TEST(keeps_all_when_the_file_is_bad) {
     const char *ctl[] = {"--socket", rig.socket, "reload", NULL};
     char out[1024];
     ck_assert_int_eq(rig_run("locksctl", ctl, out, sizeof(out)), EX_CONFIG);
+    ck_assert_int_eq(unlink(rig.config), 0); /* one that cannot be opened is as bad */
+    ck_assert_int_eq(locks_admin(rig.socket, "reload", &text, why, sizeof(why)), -EINVAL);
+    assert_has(why, "cannot be opened");
+    ck_assert_int_eq(rig_run("locksctl", ctl, out, sizeof(out)), EX_CONFIG);
     ck_assert_int_eq(rig_stop(&rig), EX_OK);
     rig_close(&rig);
 }
