@@ -234,8 +234,12 @@ static int parse_one(struct request *request, char **argv, int *at) {
     if (word[0] != '-')
         return request->verb ? usage("one verb at a time, not also ", word, "")
                              : usage("unknown verb ", word, "");
-    if (strcmp(word, "--help") == 0 || strcmp(word, "--version") == 0) {
-        *(word[2] == 'h' ? &request->help : &request->version) = true;
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
+        request->help = true;
+        return 0;
+    }
+    if (strcmp(word, "--version") == 0) {
+        request->version = true;
         return 0;
     }
     if (equals)

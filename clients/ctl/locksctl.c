@@ -64,7 +64,7 @@ static int parse(int argc, char **argv, struct request *request) {
         const char *argument = argv[i];
         if (strcmp(argument, "--json") == 0)
             request->json = 1;
-        else if (strcmp(argument, "--help") == 0)
+        else if (strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0)
             request->help = 1;
         else if (strcmp(argument, "--version") == 0)
             request->version = 1;

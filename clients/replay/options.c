@@ -145,11 +145,8 @@ static bool *flag(struct replay_options *o, const char *name) {
     const struct {
         const char *name;
         bool *flag;
-    } flags[] = {{"--dense", &o->dense},
-                 {"--compare", &o->compare},
-                 {"--json", &o->json},
-                 {"--help", &o->help},
-                 {"--version", &o->version}};
+    } flags[] = {{"--dense", &o->dense}, {"--compare", &o->compare}, {"--json", &o->json},
+                 {"--help", &o->help},   {"-h", &o->help},           {"--version", &o->version}};
     for (size_t i = 0; i < sizeof(flags) / sizeof(*flags); i++)
         if (strcmp(flags[i].name, name) == 0)
             return flags[i].flag;

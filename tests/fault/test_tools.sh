@@ -140,6 +140,7 @@ for tool in "$replay ${good[*]}" "$replay ${good[*]} --json" "$replay --help" "$
     "$build/locks-bench --help"; do
     ends 74 "$(basename "${tool%% *}"): standard output cannot be written: No space left on device" bash -c "exec $tool >/dev/full"
 done
+for tool in locksd locksctl locks-replay locks-bench; do ends 0 "usage: $tool " "$build/$tool" -h; done
 mkdir "$work/gone" # nothing can be made where a folder was, whoever asks
 ends 69 'cannot be made' bash -c "cd '$work/gone' && rmdir '$work/gone' && XDG_RUNTIME_DIR=/proc/self/cwd exec $replay ${good[*]}"
 ends 69 'Too many open files' bash -c "ulimit -n 5; exec $replay ${good[*]}"
@@ -336,7 +337,7 @@ refuses() { local code=$1 word=$2; shift 2; ends "$code" "$word" "${serve[@]}" "
 refuses 78 'there is no [pool NAME] section'
 refuses 64 'is not between' "${pool[@]}" --set 'pool a.memory=1K'
 refuses 64 'is not between' "${pool[@]}" --set 'daemon.threads=100000'
-refuses 71 'workspace of 1048576 MiB' "${pool[@]}" --set daemon.workspace=1T
+refuses 71 'the pools and 2 workspaces of 1.0 TiB want' "${pool[@]}" --set daemon.workspace=1T
 refuses 71 'available' "${pool[@]}" --set 'pool a.memory=16T'
 e=$'\e]0;x\a\xc2\x9b2J\r\x7f' # in what is quoted: a sentence or the values in force say it without
 printf '[daemon]\nthreads = %s\n' "$e" >"$work/odd.conf"
