@@ -204,8 +204,11 @@ static int open_workers(struct cpu_engine *engine, const struct lk_engine_option
     int error = engine->scratch ? lk_workers_open(&workers, &engine->workers) : -ENOMEM;
 
     if (error)
-        snprintf(why, why_bytes, "cannot start worker threads (%u): %s", options->threads,
-                 strerror(-error));
+        snprintf(why, why_bytes, "cannot start worker threads (%u): %s%s", options->threads,
+                 strerror(-error),
+                 error == -EAGAIN ? ": a limit on threads or memory (ulimit -u or -v, TasksMax= of "
+                                    "systemd)"
+                                  : "");
     return error;
 }
 
