@@ -123,35 +123,47 @@ uint64_t lk_memory_available(void) {
     return available < left ? available : left;
 }
 
+static uint64_t add(uint64_t a, uint64_t b) {
+    return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+static uint64_t wanted_by_pools(const struct lk_config *config) {
+    uint64_t wanted = 0;
+    for (uint32_t i = 0; i < config->pools; i++)
+        wanted = add(wanted, config->pool[i].memory_bytes);
+    return wanted;
+}
+
+uint64_t lk_memory_wanted(const struct lk_config *config) {
+    return add(wanted_by_pools(config), LK_BATCHES_AHEAD * lk_workspace_bytes(config));
+}
+
 /* Pools have their room, but not with the workspaces, which are taken at the start as well. */
-static const char *workspaces_invalid(const struct lk_config *config, uint64_t pools,
-                                      uint64_t available, char *text, size_t bytes) {
-    uint64_t each = lk_workspace_bytes(config), wanted = pools + LK_BATCHES_AHEAD * each;
+static const char *workspaces_invalid(const struct lk_config *config, uint64_t available,
+                                      char *text, size_t bytes) {
+    uint64_t wanted = lk_memory_wanted(config);
     char one[16], all[16], have[16];
     if (wanted <= available)
         return NULL;
     snprintf(text, bytes,
              "the pools and %d workspaces of %s want %s, but %s of memory are available: lower "
              "daemon.workspace or memory of a pool, or free some",
-             LK_BATCHES_AHEAD, lk_memory_text(each, one), lk_memory_text(wanted, all),
-             lk_memory_text(available, have));
+             LK_BATCHES_AHEAD, lk_memory_text(lk_workspace_bytes(config), one),
+             lk_memory_text(wanted, all), lk_memory_text(available, have));
     return text;
 }
 
 const char *lk_memory_invalid(const struct lk_config *config, char *text, size_t bytes) {
-    uint64_t wanted = 0, available = lk_memory_available();
+    uint64_t wanted = wanted_by_pools(config), available = lk_memory_available();
     char one[16], all[16], have[16];
     uint32_t largest = 0;
     if (config->resolved == LK_DEVICE_CUDA) /* the GPU's: the engine asks for it */
         return NULL;
-    for (uint32_t i = 0; i < config->pools; i++) {
-        uint64_t memory = config->pool[i].memory_bytes;
-        wanted = wanted > UINT64_MAX - memory ? UINT64_MAX : wanted + memory;
-        if (memory > config->pool[largest].memory_bytes)
-            largest = i;
-    }
     if (wanted <= available)
-        return workspaces_invalid(config, wanted, available, text, bytes);
+        return workspaces_invalid(config, available, text, bytes);
+    for (uint32_t i = 0; i < config->pools; i++)
+        if (config->pool[i].memory_bytes > config->pool[largest].memory_bytes)
+            largest = i;
     lk_memory_text(config->pool[largest].memory_bytes, one);
     snprintf(text, bytes,
              "the pools want %s, but %s of memory are available: lower memory of [pool %s], which "

@@ -17,6 +17,7 @@
 #include "../graphs/engine.h"
 #include "limits.h"
 #include "log.h"
+#include "memory.h"
 #include "notify.h"
 #include "signals.h"
 
@@ -73,12 +74,9 @@ static void *run(void *context) {
 }
 
 static void tell_patience(const struct lk_config *config, bool first) {
-    uint64_t bytes = 0;
     char words[64], size[16];
-    for (uint32_t i = 0; i < config->pools; i++)
-        bytes += config->pool[i].memory_bytes;
-    bytes += LK_BATCHES_AHEAD * lk_workspace_bytes(config);
-    snprintf(words, sizeof(words), "taking %s of memory", lk_memory_text(bytes, size));
+    snprintf(words, sizeof(words), "taking %s of memory",
+             lk_memory_text(lk_memory_wanted(config), size));
     lk_notify_starting(words, EXTEND_SECONDS);
     if (first)
         lk_log(LK_LOG_INFO, "%s", words);
