@@ -221,13 +221,14 @@ static uint64_t not_finite(const struct replay_trace *trace, const uint8_t *data
     return count;
 }
 
+/* *done: bytes of the trace that were looked at. */
 static uint64_t count_in_tensor(const struct replay_trace *trace, const uint8_t *data,
-                                uint64_t bytes, struct lk_progress *progress) {
+                                uint64_t bytes, struct lk_progress *progress, uint64_t *done) {
     uint64_t count = 0;
     for (uint64_t at = 0, piece; at < bytes; at += piece) {
         piece = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;
         count += not_finite(trace, data + at, piece);
-        lk_progress_at(progress, progress->done + piece);
+        lk_progress_at(progress, *done += piece);
     }
     return count;
 }
@@ -236,6 +237,7 @@ void replay_trace_check(const struct replay_trace *trace) {
     const uint64_t q_bytes = trace->steps * trace->q_bytes;
     const uint64_t kv_bytes = trace->tokens * trace->kv_bytes;
     struct lk_progress progress;
+    uint64_t done = 0;
     char first[128];
     uint32_t tensors = 0;
     lk_progress_begin(&progress, "looking through the trace",
@@ -245,7 +247,7 @@ void replay_trace_check(const struct replay_trace *trace) {
             const struct replay_layer *layer = &trace->layers[i];
             const uint8_t *data = part == 0 ? layer->q : part == 1 ? layer->k : layer->v;
             uint64_t bytes = part == 0 ? q_bytes : kv_bytes;
-            uint64_t count = count_in_tensor(trace, data, bytes, &progress);
+            uint64_t count = count_in_tensor(trace, data, bytes, &progress, &done);
             if (count && !tensors++)
                 snprintf(first, sizeof(first), "layers.%" PRIu32 ".%c (%" PRIu64 " of %" PRIu64 ")",
                          layer->number, "qkv"[part], count,
