@@ -24,6 +24,8 @@
 #include "../common/rig.h"
 #include "locks.h"
 
+#define TEXT_BYTES 8192 /* of what a program says */
+
 static void assert_has(const char *text, const char *words) {
     ck_assert_msg(strstr(text, words) != NULL, "'%s' lacks '%s'", text, words);
 }
@@ -222,7 +224,7 @@ static const struct {
 
 START_TEST(ends_with_a_code_and_a_sentence) {
     struct rig rig;
-    char text[8192];
+    char text[TEXT_BYTES];
     rig_open(&rig, NULL);
     const char *arguments[8] = {"--config", rig.config, "--foreground"};
     for (int i = 0; i < 4; i++)
@@ -253,7 +255,7 @@ static const struct {
 
 START_TEST(the_check_sees_what_a_start_sees) {
     struct rig rig;
-    char text[8192];
+    char text[TEXT_BYTES];
     rig_open(&rig, NULL);
     const char *arguments[] = {"--config", rig.config,     "--check-config",
                                "--set",    checks[_i].set, NULL};
@@ -274,23 +276,30 @@ START_TEST(the_check_sees_what_a_start_sees) {
 }
 END_TEST
 
+/* A start that ends at once, or the check of one. -> its code */
+static int run_with(const struct rig *rig, bool start, const char *first, const char *second,
+                    char text[TEXT_BYTES]) {
+    const char *arguments[] = {"--config",
+                               rig->config,
+                               "--set",
+                               first,
+                               "--set",
+                               second,
+                               start ? "--foreground" : "--check-config",
+                               NULL};
+    return rig_run("locksd", arguments, text, TEXT_BYTES);
+}
+
 /* Instructions that the machine has not are asked for in vain. */
 START_TEST(a_path_must_be_the_machines) {
     struct rig rig;
-    char text[8192];
+    char text[TEXT_BYTES];
     if (__builtin_cpu_supports("avx512vnni"))
         return; /* it has them all */
     rig_open(&rig, NULL);
     for (int i = 0; i < 2; i++) {
-        const char *arguments[] = {"--config",
-                                   rig.config,
-                                   "--set",
-                                   "daemon.cpu_path=avx512",
-                                   i ? "--foreground" : "--check-config",
-                                   "--set",
-                                   "daemon.device=cpu",
-                                   NULL};
-        ck_assert_int_eq(rig_run("locksd", arguments, text, sizeof(text)), EX_CONFIG);
+        int code = run_with(&rig, i, "daemon.cpu_path=avx512", "daemon.device=cpu", text);
+        ck_assert_int_eq(code, EX_CONFIG);
         assert_has(text, "--set 'daemon.cpu_path=avx512': [daemon] cpu_path: this machine lacks");
     }
     rig_close(&rig);
@@ -303,7 +312,7 @@ START_TEST(a_budget_may_be_too_much_for_a_gpu) {
                                 "32768: longer rows that name no budget will be refused";
     for (int large = 0; large < 2; large++) {
         struct rig rig;
-        char text[8192];
+        char text[TEXT_BYTES];
         rig_open(&rig, NULL);
         const char *tokens =
             large ? "pool default.max_tokens=40961" : "pool default.max_tokens=40960";
@@ -332,18 +341,10 @@ END_TEST
 /* A build that has no CUDA says so, and what serves instead. */
 START_TEST(cuda_must_be_in_the_build) {
     struct rig rig;
-    char text[8192];
+    char text[TEXT_BYTES];
     rig_open(&rig, NULL);
     for (int i = 0; i < 2; i++) {
-        const char *arguments[] = {"--config",
-                                   rig.config,
-                                   "--set",
-                                   "daemon.device=cuda",
-                                   i ? "--foreground" : "--check-config",
-                                   "--set",
-                                   "daemon.gpu=63",
-                                   NULL};
-        int code = rig_run("locksd", arguments, text, sizeof(text));
+        int code = run_with(&rig, i, "daemon.device=cuda", "daemon.gpu=63", text);
         if (strstr(text, "built without CUDA"))
             ck_assert_int_eq(code, EX_CONFIG);
         else
@@ -834,7 +835,7 @@ static int ctl(const struct rig *rig, const char *verb, const char *option, char
 
 START_TEST(locksctl_prints_and_exits) {
     struct rig rig;
-    char text[8192];
+    char text[TEXT_BYTES];
     const char *verbs[] = {"status", "clients", "pools", "drain", "resume", "reload"};
     rig_start(&rig, NULL);
     struct locks *client = connect_client(&rig);
@@ -864,7 +865,7 @@ END_TEST
 
 /* Of a pool of 8M, what the wire, the daemon's JSON and the table say is free. */
 static void assert_free(const struct rig *rig, struct locks *client, uint64_t used) {
-    char text[8192], token[32];
+    char text[TEXT_BYTES], token[32];
     struct locks_pool info;
     ck_assert_int_eq(locks_pool(client, NULL, &info), 0);
     ck_assert_uint_eq(info.pages_free, info.pages - used);
