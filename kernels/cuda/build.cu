@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * build.cu - summaries of complete pages of 32 and 64 tokens, and of superpages (DESIGN section 1,
- * "Build"); smaller pages are built by build_pages.cu.
+ * build.cu - summaries of complete pages of 32 and 64 tokens, and of superpages of as many (DESIGN
+ * section 1, "Build"); smaller ones are built by build_pages.cu, larger ones by build_super.cu.
  *
  * Idea: the Gram matrix of the differences does not change under rotation, so keys stay as they are
  * and only the mean and the directions found are rotated. A page's keys become differences from its
@@ -14,46 +14,20 @@
  *
  * Of superpages only two directions are wanted. Those of 64 tokens: 32 steps of Lanczos, every
  * vector orthogonal to all before, then rotations on the 32 x 32 tridiagonal matrix. Smaller ones
- * are built as pages are; larger ones by orthogonal iteration on eight vectors, a block each, keys
- * kept as 16 bits in shared memory.
+ * are built as pages are.
  *
  * Keys are scaled by a power of two where their differences are far from 1. Every byte of a record
  * is written. Nothing here is on a step's critical path.
  */
-#include "build.cuh"
+#include "build_warp.cuh"
 
-#define SWEEPS_MOST   16
-#define PAGES_MOST    8      /* of a block */
-#define ORTHOGONAL    1e-6f  /* cosine at which two columns count as orthogonal */
-#define NEGLIGIBLE    1e-15f /* squared eigenvalue, relative to the largest */
-#define SUPER_THREADS 256
-#define REFINED_MOST  32     /* tokens of a page whose eigenvectors are refined */
-#define GAP_LEAST     1e-6f  /* between eigenvalues, relative: closer ones stay as they are */
-#define NO_WEIGHT     1e-13f /* squared eigenvalue, relative: far below what is kept, 1e-12 */
-#define TURN_MOST     0.05f  /* a correction by more is none of the first order */
-#define VECTORS       8
-#define STEPS         32 /* of Lanczos */
-#define ROUNDS_MOST   48
-
-struct build_args {
-    struct lk_pool_view pool;
-    const uint64_t *list;
-    uint32_t count, super;
-};
-
-/* Rotation for one-sided Jacobi: columns a and b with squared norms and product -> c, s. */
-__device__ __forceinline__ bool find_rotation(float aa, float bb, float ab, float floor, float *c,
-                                              float *s) {
-    *c = 1.f;
-    *s = 0.f;
-    if (fminf(aa, bb) <= floor || fabsf(ab) <= ORTHOGONAL * sqrtf(aa) * sqrtf(bb))
-        return false;
-    float zeta = (bb - aa) / (2.f * ab);
-    float t = copysignf(1.f, zeta) / (fabsf(zeta) + sqrtf(fmaf(zeta, zeta, 1.f)));
-    *c = rsqrtf(fmaf(t, t, 1.f));
-    *s = *c * t;
-    return true;
-}
+#define PAGES_MOST   8      /* of a block */
+#define NEGLIGIBLE   1e-15f /* squared eigenvalue, relative to the largest */
+#define REFINED_MOST 32     /* tokens of a page whose eigenvectors are refined */
+#define GAP_LEAST    1e-6f  /* between eigenvalues, relative: closer ones stay as they are */
+#define NO_WEIGHT    1e-13f /* squared eigenvalue, relative: far below what is kept, 1e-12 */
+#define TURN_MOST    0.05f  /* a correction by more is none of the first order */
+#define STEPS        32     /* of Lanczos */
 
 /* Shared memory of one page. */
 struct page_memory {
@@ -76,57 +50,23 @@ __host__ __device__ __forceinline__ uint32_t page_bytes(uint32_t n, uint32_t d, 
     return ((n + 1) * (d + 4) + rank * n + LK_RANK_MAX) * 4 + last;
 }
 
-/* Of LANES lanes beside each other. */
-template <int LANES> __device__ __forceinline__ float group_max(float x) {
-#pragma unroll
-    for (int o = LANES / 2; o; o >>= 1)
-        x = fmaxf(x, __shfl_xor_sync(LK_FULL_WARP, x, o));
-    return x;
-}
-
-/* Rotate v [d] by the block-diagonal Hadamard matrix: four values at a time, two levels at once. */
-__device__ __forceinline__ void rotate(float *v, uint32_t d, uint32_t l) {
-    const uint32_t block = d & -d;
-    const float norm = rsqrtf((float)block);
-    uint32_t o = 1;
-
-    for (; 4 * o <= block; o *= 4) {
-        const float scale = 4 * o == block ? norm : 1.f;
-        __syncwarp();
-        for (uint32_t i = l; i < d / 4; i += 32) {
-            float *at = v + ((i & ~(o - 1)) << 2 | (i & (o - 1)));
-            const float a = at[0], b = at[o], c = at[2 * o], e = at[3 * o];
-            at[0] = ((a + b) + (c + e)) * scale;
-            at[o] = ((a - b) + (c - e)) * scale;
-            at[2 * o] = ((a + b) - (c + e)) * scale;
-            at[3 * o] = ((a - b) - (c - e)) * scale;
-        }
-    }
-    __syncwarp();
-    for (uint32_t i = l; o < block && i < d / 2; i += 32) {
-        float *at = v + ((i & ~(o - 1)) << 1 | (i & (o - 1)));
-        const float a = at[0], b = at[o];
-        at[0] = (a + b) * norm;
-        at[o] = (a - b) * norm;
-    }
-    __syncwarp();
-}
-
 /* Differences from the mean to m.x, mean to its last row. -> max |K|; ret_unit: what differences
  * were multiplied by. */
 template <int N>
-__device__ float load_page(const struct build_args &a, const struct page_memory &m, uint32_t layer,
-                           uint64_t page, uint32_t head, uint32_t l, float *ret_unit) {
+__device__ float load_page(const struct build_args &a, const struct page_memory &m,
+                           const struct build_job &job, uint32_t l, float *ret_unit) {
     const struct lk_geometry *g = &a.pool.geometry;
     const uint32_t d = g->head_dim, chunks = d / 8, stride = d + 4;
     const bool bf16 = g->dtype == LK_BF16;
-    const uint16_t *origin = (const uint16_t *)lk_page_keys_device(a.pool, layer, page, head);
+    const uint64_t page = a.super ? LK_QUAD_PAGES * job.id : job.id;
+    const uint16_t *origin =
+        (const uint16_t *)lk_page_keys_device(a.pool, job.layer, page, job.head);
     float largest = 0, spread = 0, unit = 1.f;
 
     for (uint32_t i = l; i < N * chunks; i += 32) {
         uint32_t t = i / chunks, c = i % chunks * 8;
-        const uint16_t *keys =
-            (const uint16_t *)lk_page_keys_device(a.pool, layer, page + t / g->page_tokens, head);
+        const uint16_t *keys = (const uint16_t *)lk_page_keys_device(
+            a.pool, job.layer, page + t / g->page_tokens, job.head);
         uint4 w = __ldcg((const uint4 *)(keys + t % g->page_tokens * d + c)),
               o = *(const uint4 *)(origin + c);
         const uint16_t *k = (const uint16_t *)&w, *k0 = (const uint16_t *)&o;
@@ -537,83 +477,108 @@ __device__ __forceinline__ void keep_leading(const struct page_memory &m, uint32
     __syncwarp();
 }
 
-/* One direction: v [d] of unit length and rotated, coefficients u * length -> codes and scale. */
-__device__ void write_direction(uint8_t *record, const struct lk_record &r, uint32_t slot,
-                                const float *v, const float *u, float length, uint32_t l) {
-    float v_most = 0, u_most = 0, b, scale, step;
-    const uint32_t d = r.head_dim, n = r.tokens;
+/* Directions v = differences^T u to rows 0.. of m.x, whose differences are no longer needed then;
+ * their lengths. RANK: the largest rank it serves. */
+template <int N, int RANK>
+__device__ __forceinline__ void find_directions(const struct page_memory &m, uint32_t d,
+                                                uint32_t rank, uint32_t l, float length[RANK]) {
+    const uint32_t stride = d + 4;
 
-    for (uint32_t c = l; c < d; c += 32)
-        v_most = fmaxf(v_most, fabsf(v[c]));
-    for (uint32_t t = l; t < n; t += 32)
-        u_most = fmaxf(u_most, fabsf(u[t]));
-    v_most = warp_max(v_most);
-    u_most = warp_max(u_most) * length;
-    b = length > 0 ? v_most / 7.f : 0.f;
-    uint16_t bits = b > 0 ? bf16_up(u_most / 127.f * b) : 0;
-    scale = bf16_float(bits);
-    step = b > 0 ? scale / b : 0.f;
-    const float times = 1.f / b, unit = length / step;
-    for (uint32_t y = l; y < d / 2; y += 32) {
-        int low = 8, high = 8;
-        if (b > 0) {
-            low += max(-7, min(7, __float2int_rn(v[lk_basis_channel(d, y, 0)] * times)));
-            high += max(-7, min(7, __float2int_rn(v[lk_basis_channel(d, y, 1)] * times)));
+#pragma unroll
+    for (int i = 0; i < RANK; i++)
+        length[i] = 0;
+    for (uint32_t c = l; c < d; c += 32) {
+        float sum[RANK];
+#pragma unroll
+        for (int i = 0; i < RANK; i++)
+            sum[i] = 0;
+#pragma unroll 2
+        for (int t = 0; t < N; t += 4) {
+            float x[4];
+#pragma unroll
+            for (int y = 0; y < 4; y++)
+                x[y] = m.x[(t + y) * stride + c];
+#pragma unroll
+            for (int i = 0; i < RANK; i++)
+                if (i < rank) {
+                    float4 u = *(const float4 *)&m.u[i * N + t];
+                    sum[i] =
+                        fmaf(u.x, x[0], fmaf(u.y, x[1], fmaf(u.z, x[2], fmaf(u.w, x[3], sum[i]))));
+                }
         }
-        record[r.basis + slot * d / 2 + y] = (uint8_t)(low | high << 4);
+#pragma unroll
+        for (int i = 0; i < RANK; i++)
+            if (i < rank) {
+                m.x[i * stride + c] = sum[i];
+                length[i] = fmaf(sum[i], sum[i], length[i]);
+            }
     }
-    for (uint32_t t = l; t < n; t += 32) {
-        int code = step > 0 ? max(-127, min(127, __float2int_rn(u[t] * unit))) : 0;
-        record[r.coeffs + lk_coeff_place(n, slot, t)] = (uint8_t)(code + 128);
-    }
-    if (l == 0)
-        *(uint16_t *)(record + r.scales + 2 * (slot + (r.centroid ? 1 : 0))) = bits;
+#pragma unroll
+    for (int i = 0; i < RANK; i++)
+        length[i] = sqrtf(warp_sum(length[i]));
+    __syncwarp();
 }
 
-__device__ void write_centroid(uint8_t *record, const struct lk_record &r, const float *mean,
-                               uint32_t l) {
-    float most = 0, scale;
+/* A page's records in m.code, one after the other. `unit`: what differences were multiplied by;
+ * dead: they are none beside the keys. */
+template <int N, int RANK>
+__device__ __forceinline__ void
+write_records(const struct page_memory &m, const struct lk_record &coarse,
+              const struct lk_record &fine, uint32_t bytes, uint32_t rank, bool dead, float unit,
+              const float length[RANK], uint32_t l) {
+    const uint32_t d = coarse.head_dim, stride = d + 4;
 
-    for (uint32_t c = l; c < r.head_dim; c += 32)
-        most = fmaxf(most, fabsf(mean[c]));
-    uint16_t bits = bf16_up(warp_max(most) / 127.f);
-    scale = bf16_float(bits);
-    for (uint32_t c = l; c < r.head_dim; c += 32) {
-        int code = scale > 0 ? max(-127, min(127, __float2int_rn(mean[c] / scale))) : 0;
-        record[r.centroid + lk_centroid_place(r.head_dim, c)] = (uint8_t)code;
+    for (uint32_t i = 0; i <= rank; i++)
+        rotate(m.x + (i < rank ? i : N) * stride, d, l);
+    for (uint32_t i = l * 4; i < bytes; i += 32 * 4)
+        *(uint32_t *)(m.code + i) = 0;
+    __syncwarp();
+    write_centroid(m.code, coarse, m.x + N * stride, l);
+#pragma unroll
+    for (int i = 0; i < RANK; i++) {
+        if (i >= rank)
+            break;
+        const bool live = !dead && m.value[i] > 1e-6f * m.value[0];
+        for (uint32_t c = l; c < d; c += 32)
+            m.x[i * stride + c] *= live ? 1.f / length[i] : 0.f;
+        __syncwarp();
+        write_direction(i < 2 ? m.code : m.code + coarse.stride, i < 2 ? coarse : fine,
+                        i < 2 ? i : i - 2, m.x + i * stride, m.u + i * N,
+                        live ? length[i] / unit : 0.f, l);
     }
-    if (l == 0)
-        *(uint16_t *)(record + r.scales) = bits;
+    __syncwarp();
 }
 
-/* RANK: the largest rank it serves. */
+__device__ __forceinline__ void copy_record(uint8_t *to, const uint8_t *from, uint32_t bytes,
+                                            uint32_t l) {
+    for (uint32_t i = l * 16; i < bytes; i += 32 * 16)
+        *(uint4 *)(to + i) = *(const uint4 *)(from + i);
+}
+
 template <int N, int RANK>
 __global__ void __launch_bounds__(256, 1)
     build_kernel(const __grid_constant__ struct build_args a, uint32_t bytes) {
     constexpr int COLUMNS = N / 32;
     SHARED_BYTES(memory, 16);
     const struct lk_geometry *g = &a.pool.geometry;
-    const uint32_t l = threadIdx.x % 32, d = g->head_dim, stride = d + 4,
-                   rank = a.super ? LK_COARSE_RANK : g->rank;
-    const uint32_t warps = gridDim.x * (blockDim.x / 32), local = threadIdx.x / 32;
-    const uint32_t warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    const uint32_t l = threadIdx.x % 32, local = threadIdx.x / 32, d = g->head_dim,
+                   rank = a.super ? LK_COARSE_RANK : g->rank, block_warps = blockDim.x / 32;
     const uint64_t tasks = (uint64_t)a.count * g->kv_heads;
     const struct lk_record coarse = a.super ? lk_record_super(g) : lk_record_coarse(g);
     const struct lk_record fine = lk_record_fine(g);
     struct page_memory m;
 
     m.x = (float *)(memory + (uint64_t)local * bytes);
-    m.u = m.x + (N + 1) * stride;
+    m.u = m.x + (N + 1) * (d + 4);
     m.value = m.u + rank * N;
     m.gram = m.value + LK_RANK_MAX;
     m.code = (uint8_t *)m.gram;
     wait_for_previous();
-    for (uint64_t task = warp; task < tasks; task += warps) {
-        const uint64_t item = a.list[task / g->kv_heads], id = item & 0xffffffffffffull;
-        const uint32_t layer = (uint32_t)(item >> 48), head = (uint32_t)(task % g->kv_heads);
-        const uint64_t plane = (uint64_t)layer * g->kv_heads + head;
+    for (uint64_t task = blockIdx.x * block_warps + local; task < tasks;
+         task += gridDim.x * block_warps) {
+        const struct build_job job = job_of(a, task);
         float unit, length[RANK], col[COLUMNS][N];
-        float largest = load_page<N>(a, m, layer, a.super ? 4 * id : id, head, l, &unit);
+        const float largest = load_page<N>(a, m, job, l, &unit);
 
         find_gram<N, COLUMNS>(m, d, l, col);
         if constexpr (N == 64 && RANK == LK_COARSE_RANK) {
@@ -622,324 +587,15 @@ __global__ void __launch_bounds__(256, 1)
             diagonalise<N, COLUMNS>(m, l, col);
             keep_best<N, COLUMNS>(m, rank, l, col);
         }
-#pragma unroll
-        for (int i = 0; i < RANK; i++)
-            length[i] = 0;
-        for (uint32_t c = l; c < d; c += 32) {
-            float sum[RANK];
-#pragma unroll
-            for (int i = 0; i < RANK; i++)
-                sum[i] = 0;
-#pragma unroll 2
-            for (int t = 0; t < N; t += 4) {
-                float x[4];
-#pragma unroll
-                for (int y = 0; y < 4; y++)
-                    x[y] = m.x[(t + y) * stride + c];
-#pragma unroll
-                for (int i = 0; i < RANK; i++)
-                    if (i < rank) {
-                        float4 u = *(const float4 *)&m.u[i * N + t];
-                        sum[i] = fmaf(u.x, x[0],
-                                      fmaf(u.y, x[1], fmaf(u.z, x[2], fmaf(u.w, x[3], sum[i]))));
-                    }
-            }
-#pragma unroll
-            for (int i = 0; i < RANK; i++)
-                if (i < rank) {
-                    m.x[i * stride + c] = sum[i];
-                    length[i] = fmaf(sum[i], sum[i], length[i]);
-                }
-        }
-#pragma unroll
-        for (int i = 0; i < RANK; i++)
-            length[i] = sqrtf(warp_sum(length[i]));
+        find_directions<N, RANK>(m, d, rank, l, length);
         const bool dead = length[0] / unit <= 1e-6f * largest * sqrtf((float)d * N);
+        write_records<N, RANK>(m, coarse, fine, coarse.stride + (a.super ? 0 : fine.stride), rank,
+                               dead, unit, length, l);
+        copy_record(a.super ? super_of(a, job, coarse) : coarse_of(a, job, coarse), m.code,
+                    coarse.stride, l);
+        if (!a.super)
+            copy_record(fine_of(a, job, fine), m.code + coarse.stride, fine.stride, l);
         __syncwarp();
-        for (uint32_t i = 0; i <= rank; i++)
-            rotate(m.x + (i < rank ? i : N) * stride, d, l);
-        for (uint32_t i = l * 4; i < coarse.stride + (a.super ? 0 : fine.stride); i += 32 * 4)
-            *(uint32_t *)(m.code + i) = 0;
-        __syncwarp();
-        write_centroid(m.code, coarse, m.x + N * stride, l);
-#pragma unroll
-        for (int i = 0; i < RANK; i++) {
-            if (i >= rank)
-                break;
-            bool live = !dead && m.value[i] > 1e-6f * m.value[0];
-            for (uint32_t c = l; c < d; c += 32)
-                m.x[i * stride + c] *= live ? 1.f / length[i] : 0.f;
-            __syncwarp();
-            write_direction(i < 2 ? m.code : m.code + coarse.stride, i < 2 ? coarse : fine,
-                            i < 2 ? i : i - 2, m.x + i * stride, m.u + i * N,
-                            live ? length[i] / unit : 0.f, l);
-        }
-        __syncwarp();
-        uint8_t *to = a.super ? a.pool.super + (plane * (a.pool.pages / 4) + id) * coarse.stride
-                              : a.pool.coarse + (plane * a.pool.pages + id) * coarse.stride;
-        for (uint32_t i = l * 16; i < coarse.stride; i += 32 * 16)
-            *(uint4 *)(to + i) = *(uint4 *)(m.code + i);
-        to = a.pool.fine + (plane * a.pool.pages + id) * fine.stride;
-        for (uint32_t i = l * 16; !a.super && i < fine.stride; i += 32 * 16)
-            *(uint4 *)(to + i) = *(uint4 *)(m.code + coarse.stride + i);
-        __syncwarp();
-    }
-}
-
-/* ---- superpages of more than 64 tokens ---- */
-
-struct super_memory {
-    float shift[LK_HEAD_DIM_MAX];             /* the mean */
-    float x[LK_HEAD_DIM_MAX][VECTORS];        /* orthonormal */
-    float t[4 * LK_PAGE_TOKENS_MAX][VECTORS]; /* differences x vectors */
-    float y[LK_HEAD_DIM_MAX][VECTORS];
-    float small[VECTORS][VECTORS], turn[VECTORS][VECTORS];
-    float v[LK_COARSE_RANK + 1][LK_HEAD_DIM_MAX], u[LK_COARSE_RANK][4 * LK_PAGE_TOKENS_MAX];
-    float warp[SUPER_THREADS / 32];
-    float change, length[2];
-    uint32_t code[(LK_HEAD_DIM_MAX * 2 + 8 * LK_PAGE_TOKENS_MAX * 2 + 16) / 4];
-    uint16_t keys[1]; /* [n][d + 2] */
-};
-
-__device__ float block_max(struct super_memory *m, float x) {
-    x = warp_max(x);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0)
-        m->warp[threadIdx.x / 32] = x;
-    __syncthreads();
-    for (int i = 0; i < SUPER_THREADS / 32; i++)
-        x = fmaxf(x, m->warp[i]);
-    return x;
-}
-
-/* Eigenvectors of the symmetric m->small: columns of m->turn, eigenvalue x vector, descending. */
-__device__ void small_eigen(struct super_memory *m) {
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        const uint32_t l = threadIdx.x % VECTORS;
-        float col[1][VECTORS], floor = 0, norm = 0;
-        uint32_t place = 0;
-#pragma unroll
-        for (int i = 0; i < VECTORS; i++)
-            col[0][i] = m->small[i][l];
-        for (int sweep = 0; sweep < SWEEPS_MOST; sweep++) {
-            bool moved = false;
-            for (uint32_t to = 1; to < VECTORS; to++) {
-                float other[VECTORS], own = 0, product = 0, c, s;
-                bool first = !(l & (1u << (31 - __clz(to))));
-#pragma unroll
-                for (int i = 0; i < VECTORS; i++) {
-                    other[i] = __shfl_xor_sync(LK_FULL_WARP, col[0][i], to);
-                    own = fmaf(col[0][i], col[0][i], own);
-                    product = fmaf(col[0][i], other[i], product);
-                }
-                floor = fmaxf(floor, own);
-                float theirs = __shfl_xor_sync(LK_FULL_WARP, own, to);
-                moved |= find_rotation(first ? own : theirs, first ? theirs : own, product,
-                                       group_max<VECTORS>(floor) * 1e-14f, &c, &s);
-                s = first ? -s : s;
-#pragma unroll
-                for (int i = 0; i < VECTORS; i++)
-                    col[0][i] = fmaf(c, col[0][i], s * other[i]);
-            }
-            if (!__any_sync(LK_FULL_WARP, moved))
-                break;
-        }
-#pragma unroll
-        for (int i = 0; i < VECTORS; i++)
-            norm = fmaf(col[0][i], col[0][i], norm);
-        for (uint32_t o = 0; o < VECTORS; o++) {
-            float other = __shfl_sync(LK_FULL_WARP, norm, o);
-            place += other > norm || (other == norm && o < l);
-        }
-        if (threadIdx.x < VECTORS)
-#pragma unroll
-            for (int i = 0; i < VECTORS; i++)
-                m->turn[i][place] = col[0][i];
-    }
-    __syncthreads();
-}
-
-__global__ void __launch_bounds__(SUPER_THREADS)
-    build_large(const __grid_constant__ struct build_args a) {
-    SHARED_BYTES(memory, 16);
-    struct super_memory *m = (struct super_memory *)memory;
-    const struct lk_geometry *g = &a.pool.geometry;
-    const uint32_t d = g->head_dim, n = 4 * g->page_tokens, stride = d + 2, tid = threadIdx.x;
-    const bool bf16 = g->dtype == LK_BF16;
-    const struct lk_record record = lk_record_super(g);
-
-    wait_for_previous();
-    for (uint64_t task = blockIdx.x; task < (uint64_t)a.count * g->kv_heads; task += gridDim.x) {
-        const uint64_t item = a.list[task / g->kv_heads], id = item & 0xffffffffffffull;
-        const uint32_t layer = (uint32_t)(item >> 48), head = (uint32_t)(task % g->kv_heads);
-        float largest = 0, spread = 0, unit = 1.f;
-        auto diff = [&](uint32_t t, uint32_t c) {
-            return (element(m->keys[t * stride + c], bf16) - m->shift[c]) * unit;
-        };
-
-        __syncthreads();
-        for (uint32_t i = tid; i < n * d; i += SUPER_THREADS) {
-            uint32_t t = i / d, c = i % d;
-            const uint16_t *keys = (const uint16_t *)lk_page_keys_device(
-                a.pool, layer, 4 * id + t / g->page_tokens, head);
-            uint16_t k = keys[t % g->page_tokens * d + c];
-            m->keys[t * stride + c] = k;
-            largest = fmaxf(largest, fabsf(element(k, bf16)));
-        }
-        largest = block_max(m, largest);
-        for (uint32_t c = tid; c < d; c += SUPER_THREADS) {
-            float origin = element(m->keys[c], bf16), sum = 0;
-            for (uint32_t t = 1; t < n; t++) {
-                float x = element(m->keys[t * stride + c], bf16) - origin;
-                sum += x / n;
-                spread = fmaxf(spread, fabsf(x));
-            }
-            m->shift[c] = origin + sum;
-            for (int k = 0; k < VECTORS; k++) { /* signs of no pattern */
-                uint32_t hash = (c * VECTORS + k + 1) * 2654435761u;
-                m->x[c][k] = (hash ^ hash >> 15) * 2246822519u >> 31 ? 1.f : -1.f;
-            }
-        }
-        spread = block_max(m, spread);
-        if (spread > 0 && (spread > 1024.f || spread < 1.f / 1024.f))
-            unit = exp2f(-(float)max(-126, min(126, ilogbf(spread))));
-        for (int round = 0; round < ROUNDS_MOST; round++) {
-            __syncthreads();
-            for (uint32_t o = tid; o < n * VECTORS; o += SUPER_THREADS) {
-                uint32_t t = o / VECTORS, k = o % VECTORS;
-                float sum = 0;
-                for (uint32_t c = 0; c < d; c++)
-                    sum = fmaf(diff(t, c), m->x[c][k], sum);
-                m->t[t][k] = sum;
-            }
-            __syncthreads();
-            if (tid < VECTORS * VECTORS) { /* vectors that stand for the largest first */
-                float sum = 0;
-                for (uint32_t t = 0; t < n; t++)
-                    sum = fmaf(m->t[t][tid / VECTORS], m->t[t][tid % VECTORS], sum);
-                m->small[tid / VECTORS][tid % VECTORS] = sum;
-            }
-            small_eigen(m);
-            for (uint32_t i = tid; i < n + d; i += SUPER_THREADS) {
-                float *row = i < n ? m->t[i] : m->x[i - n], old[VECTORS];
-                for (int k = 0; k < VECTORS; k++)
-                    old[k] = row[k];
-                for (int k = 0; k < VECTORS; k++) {
-                    float sum = 0, norm = 0;
-                    for (int j = 0; j < VECTORS; j++) {
-                        sum = fmaf(old[j], m->turn[j][k], sum);
-                        norm = fmaf(m->turn[j][k], m->turn[j][k], norm);
-                    }
-                    row[k] = norm > 0 ? sum * rsqrtf(norm) : 0.f;
-                }
-            }
-            __syncthreads();
-            for (uint32_t o = tid; o < d * VECTORS; o += SUPER_THREADS) {
-                uint32_t c = o / VECTORS, k = o % VECTORS;
-                float sum = 0;
-                for (uint32_t t = 0; t < n; t++)
-                    sum = fmaf(diff(t, c), m->t[t][k], sum);
-                m->y[c][k] = sum;
-            }
-            __syncthreads();
-            if (tid < VECTORS * VECTORS) {
-                float sum = 0;
-                for (uint32_t c = 0; c < d; c++)
-                    sum = fmaf(m->y[c][tid / VECTORS], m->y[c][tid % VECTORS], sum);
-                m->small[tid / VECTORS][tid % VECTORS] = sum;
-            }
-            __syncthreads();
-            /* Orthonormal again, by Gram-Schmidt on the small matrix's factor, largest first. */
-            if (tid == 0) {
-                float l[VECTORS][VECTORS], norm0 = m->small[0][0];
-                for (int i = 0; i < VECTORS; i++)
-                    for (int j = 0; j <= i; j++) {
-                        float s = m->small[i][j];
-                        for (int k = 0; k < j; k++)
-                            s -= l[i][k] * l[j][k];
-                        if (i == j)
-                            l[i][i] =
-                                s > 1e-6f * m->small[i][i] && s > 1e-30f * norm0 ? sqrtf(s) : 0.f;
-                        else
-                            l[i][j] = l[j][j] > 0 ? s / l[j][j] : 0.f;
-                    }
-                for (int i = 0; i < VECTORS; i++)
-                    for (int j = 0; j < VECTORS; j++)
-                        m->turn[i][j] = j <= i ? l[i][j] : 0.f;
-            }
-            __syncthreads();
-            float change = 0;
-            for (uint32_t c = tid; c < d; c += SUPER_THREADS) {
-                float next[VECTORS];
-                for (int i = 0; i < VECTORS; i++) { /* rows of L^-1 y */
-                    float s = m->y[c][i];
-                    for (int k = 0; k < i; k++)
-                        s -= m->turn[i][k] * next[k];
-                    next[i] = m->turn[i][i] > 0 ? s / m->turn[i][i] : 0.f;
-                }
-                for (int i = 0; i < 2; i++)
-                    change = fmaxf(change, fabsf(next[i] - m->x[c][i]));
-                for (int i = 0; i < VECTORS; i++)
-                    m->x[c][i] = next[i];
-            }
-            if (block_max(m, change) < 1e-5f)
-                break;
-        }
-        __syncthreads();
-        for (uint32_t o = tid; o < n * 2; o += SUPER_THREADS) {
-            float sum = 0;
-            for (uint32_t c = 0; c < d; c++)
-                sum = fmaf(diff(o / 2, c), m->x[c][o % 2], sum);
-            m->u[o % 2][o / 2] = sum;
-        }
-        for (uint32_t i = tid; i < record.stride / 4; i += SUPER_THREADS)
-            m->code[i] = 0;
-        for (uint32_t c = tid; c < d; c += SUPER_THREADS) {
-            m->v[0][c] = m->x[c][0];
-            m->v[1][c] = m->x[c][1];
-            m->v[2][c] = m->shift[c];
-        }
-        __syncthreads();
-        if (tid < 32) {
-            float length[2], sign[2];
-            for (int i = 0; i < 2; i++) {
-                float sum = 0, top = 0;
-                for (uint32_t t = tid; t < n; t += 32) {
-                    sum = fmaf(m->u[i][t], m->u[i][t], sum);
-                    top = fabsf(m->u[i][t]) > fabsf(top) ? m->u[i][t] : top;
-                }
-                for (int o = 16; o; o >>= 1) {
-                    float other = __shfl_xor_sync(LK_FULL_WARP, top, o);
-                    top = fabsf(other) > fabsf(top) || (fabsf(other) == fabsf(top) && tid & o)
-                              ? other
-                              : top;
-                }
-                length[i] = sqrtf(warp_sum(sum));
-                sign[i] = copysignf(1.f, __shfl_sync(LK_FULL_WARP, top, 0));
-            }
-            for (int i = 0; i <= LK_COARSE_RANK; i++)
-                rotate(m->v[i], d, tid);
-            write_centroid((uint8_t *)m->code, record, m->v[2], tid);
-            bool dead = length[0] / unit <= 1e-6f * largest * sqrtf((float)d * n);
-            for (int i = 0; i < 2; i++) {
-                bool live = !dead && length[i] > 1e-3f * length[0];
-                float whole = live ? sign[i] / length[i] : 0.f;
-                for (uint32_t c = tid; c < d; c += 32)
-                    m->v[i][c] = live ? m->v[i][c] * sign[i] : 0.f;
-                for (uint32_t t = tid; t < n; t += 32)
-                    m->u[i][t] *= whole;
-                __syncwarp();
-                write_direction((uint8_t *)m->code, record, i, m->v[i], m->u[i],
-                                live ? length[i] / unit : 0.f, tid);
-            }
-        }
-        __syncthreads();
-        uint8_t *to =
-            a.pool.super +
-            (((uint64_t)layer * g->kv_heads + head) * (a.pool.pages / 4) + id) * record.stride;
-        for (uint32_t i = tid; i < record.stride / 4; i += SUPER_THREADS)
-            ((uint32_t *)to)[i] = m->code[i];
     }
 }
 
@@ -952,10 +608,6 @@ static struct lk_shared shared_of(const struct lk_geometry &g, uint32_t n, uint3
                                   : lk_record_coarse(&g).stride + lk_record_fine(&g).stride;
 
     return {0, page_bytes(n, g.head_dim, rank, record), PAGES_MOST};
-}
-
-static uint32_t large_bytes(const struct lk_geometry &g) {
-    return sizeof(struct super_memory) + LK_QUAD_PAGES * g.page_tokens * (g.head_dim + 2) * 2;
 }
 
 template <int N, int RANK> static int launch_rank(const struct build_args &a, void *stream) {
@@ -972,21 +624,12 @@ template <int N, int RANK> static int launch_rank(const struct build_args &a, vo
 }
 
 template <int N> static int launch_build(const struct build_args &a, void *stream) {
+    constexpr int MOST = N < LK_RANK_MAX ? 8 : LK_RANK_MAX;
     const uint32_t rank = a.super ? LK_COARSE_RANK : a.pool.geometry.rank;
 
     return rank <= 2   ? launch_rank<N, 2>(a, stream)
            : rank <= 8 ? launch_rank<N, 8>(a, stream)
-                       : launch_rank < N,
-           N < LK_RANK_MAX ? 8 : LK_RANK_MAX > (a, stream);
-}
-
-static int launch_large(const struct build_args &a, void *stream) {
-    const uint32_t tasks = a.count * a.pool.geometry.kv_heads, bytes = large_bytes(a.pool.geometry);
-    int error = take_bytes(build_large, bytes);
-
-    return error ? error
-                 : launch(build_large, dim3(tasks < 1056 ? tasks : 1056), SUPER_THREADS, bytes,
-                          stream, a);
+                       : launch_rank<N, MOST>(a, stream);
 }
 
 static int build(const struct lk_cuda_build *b, uint32_t super, void *stream) {
@@ -1003,7 +646,7 @@ static int build(const struct lk_cuda_build *b, uint32_t super, void *stream) {
     case 64:
         return launch_build<64>(a, stream);
     }
-    return launch_large(a, stream);
+    return lk_cuda_build_super(b, stream);
 }
 
 int lk_cuda_build_pages(const struct lk_cuda_build *b, void *stream) {
@@ -1019,7 +662,7 @@ static uint32_t least_of(const struct lk_geometry *g, uint32_t super) {
 
     return n <= 16   ? lk_cuda_build_small_least()
            : n <= 64 ? shared_least(shared_of(*g, n, super))
-                     : large_bytes(*g);
+                     : lk_cuda_build_super_least(g);
 }
 
 uint32_t lk_cuda_build_least(const struct lk_geometry *g) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * build.cuh - what the two ways of building summaries share.
+ * build.cuh - what the ways of building summaries share.
  */
 #ifndef LK_CUDA_BUILD_CUH
 #define LK_CUDA_BUILD_CUH
@@ -15,5 +15,9 @@ __device__ __forceinline__ uint16_t bf16_up(float x) {
 /* lk_cuda_build_pages() of pages of 8 and 16 tokens. */
 int lk_cuda_build_small(const struct lk_cuda_build *build, void *stream);
 uint32_t lk_cuda_build_small_least(void);
+
+/* lk_cuda_build_supers() of superpages of more than 64 tokens. */
+int lk_cuda_build_super(const struct lk_cuda_build *build, void *stream);
+uint32_t lk_cuda_build_super_least(const struct lk_geometry *g);
 
 #endif

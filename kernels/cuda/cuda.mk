@@ -42,7 +42,7 @@ endif
 EMU_O     := $(O)/emulated
 EMU_FLAGS := -std=c++17 -O2 -mavx2 -mfma -mf16c -fno-strict-aliasing -Wall -Werror -Wno-unknown-pragmas -Wno-sign-compare -Wno-maybe-uninitialized -Wno-format-truncation -Itests/cuda/emulator
 EMU_HEADS := $(wildcard tests/cuda/emulator/*.h tests/cuda/*.h kernels/cuda/*.h kernels/cuda/*.cuh kernels/*.h)
-EMU_OBJ   := $(patsubst %,$(EMU_O)/%.o,threads store build build_pages scan rescan select attend attend_plain) $(O)/kernels/cuda/plan.o
+EMU_OBJ   := $(patsubst %,$(EMU_O)/%.o,threads store build build_pages build_super scan rescan select attend attend_plain) $(O)/kernels/cuda/plan.o
 
 .PHONY: emulated
 emulated: $(EMU_O)/test_build $(EMU_O)/test_step $(EMU_O)/replay  ## compile the CUDA kernels for the host, thread by thread, and their tests
