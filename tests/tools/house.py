@@ -61,14 +61,13 @@ def check_includes(path, number, line, folders):
 
 
 def check_functions(path, lines):
-    start = None
+    start = None  # the last line that begins at the margin; "}" alone ends a function, "};" all else
     for number, line in enumerate(lines, 1):
-        if start is None and re.match(r"^[a-zA-Z_].*\)\s*\{$", line) or (start is None and line == "{"):
-            start = number
-        elif start is not None and line == "}":
+        if line == "}":
             if number - start > FUNCTION_LINES:
                 say(path, start, f"a function of {number - start} lines (at most {FUNCTION_LINES})")
-            start = None
+        elif line and line[0] not in " #/":
+            start = number
 
 
 def check_source(path, folders):
@@ -98,7 +97,7 @@ def check_source(path, folders):
                 say(path, number, "may return before it is done: give it the stream that needs it")
             if PRINTS.search(line) and not MAY_PRINT.match(path):
                 say(path, number, "prints: only the daemon's log and the tools do")
-    if path.endswith(".c"):
+    if c:
         check_functions(path, lines)
 
 
