@@ -36,7 +36,7 @@ PKG_L    = $(shell pkg-config --libs $(PKGS))
 CHECK_L  = $(shell pkg-config --libs check)
 
 # Vector paths are chosen at run time; each file says by its name what it is compiled for.
-%_avx2.o:   ISA := -mavx2 -mfma -mf16c
+%_avx2.o:   ISA := -mavx2 -mbmi2 -mfma -mf16c
 %_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
 
 obj = $(patsubst %.c,$(O)/%.o,$(wildcard $(addsuffix /*.c,$(1))))

@@ -35,6 +35,16 @@ struct lk_block {               /* a page of one KV head, as far as it is seen *
     float bias;                 /* added to the logits */
 };
 
+/* to[i] = the sum over g of scale[g] * from[g * stride + i], in float64; below floor, or no number:
+ * 0; above 1: 1. ret: the same rounded; may be the first row of `from`. */
+struct lk_powers {
+    const float *from;
+    uint64_t stride, count;
+    uint32_t group;
+    const double *scale; /* [group] */
+    double floor;
+};
+
 /*
  * The loops of one path. head_dim is a multiple of 16. Arrays by dtype are indexed by enum
  * lk_element. Queries and accumulators lie in an order of the path's and the dtype's own: from
@@ -61,10 +71,8 @@ struct lk_vector {
     double (*exp_sum)(float *to, const float *from, uint64_t count, float peak);
     /* to[i] += scale * from[i] */
     void (*add_scaled)(float *to, const float *from, uint64_t count, float scale);
-    /* The same into float64. An element's bits do not depend on its place. */
-    void (*add_wide)(double *to, const float *from, uint64_t count, double scale);
-    /* x in place: below floor, or no number: 0; above 1: 1. ret: x rounded. */
-    void (*clip)(double *x, uint64_t count, double floor, float *ret);
+    /* See struct lk_powers. An element's bits do not depend on its place. */
+    void (*shares)(const struct lk_powers *powers, double *to, float *ret);
     /* to[4i..4i+3] = from[i] / 4, below floor: 0. */
     void (*spread)(double *to, const double *from, uint64_t count, double floor);
     /* Sum of floor(2^32 x), x in [0, 1]; count at most 4096. */
@@ -74,8 +82,12 @@ struct lk_vector {
     /* Those of x at or above bound, in order, to `to` -> how many; UINT64_MAX: more than room - 16.
      * */
     uint64_t (*pick)(const float *x, uint64_t count, float bound, float *to, uint64_t room);
-    /* Indices, ascending, of x above cut and of the first `ties` equal to it -> how many. */
-    uint64_t (*emit)(const float *x, uint64_t count, float cut, uint64_t ties, uint32_t *ret);
+    /* How many of x are at or above bound. */
+    uint64_t (*at_least)(const float *x, uint64_t count, float bound);
+    /* Indices, ascending, of x above cut and of the first `ties` equal to it -> how many; that there
+     * are no more than room is the caller's to know. */
+    uint64_t (*emit)(const float *x, uint64_t count, float cut, uint64_t ties, uint32_t *ret,
+                     uint64_t room);
 };
 
 /* The path's loops. */

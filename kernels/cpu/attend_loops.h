@@ -27,9 +27,10 @@
 #include "attend.h"
 #include "element.h"
 
-#define PAIR (2 * LANES)
-#define STEP (LANES / 4) /* tokens of a tile of dot */
-#define LINE 64
+#define PAIR    (2 * LANES)
+#define STEP    (LANES / 4) /* tokens of a tile of dot */
+#define LINE    64
+#define ABREAST 4 /* vectors of shares made together */
 #if LANES == 16
 #define PIECE 4 /* vectors of a tile of gather */
 #else
@@ -434,39 +435,49 @@ static void add_scaled(float *to, const float *from, uint64_t count, float scale
         to[i] += scale * from[i];
 }
 
-/* What is left of a vector is a vector too: rounded otherwise, the last pages' shares would differ
- * from equal ones before them, and win. */
-static void add_wide(double *to, const float *from, uint64_t count, double scale) {
-    float some[WIDE] = {0};
-    double sums[WIDE] = {0};
-    uint64_t i = 0;
+/* `vectors` of shares at i. */
+LK_INLINE void shares_some(const struct lk_powers *p, uint64_t i, const int vectors, double *to,
+                           float *ret) {
+    wide sum[ABREAST];
 
-    for (; i + WIDE <= count; i += WIDE)
-        wide_store(to + i, wide_fma(wide_of(from + i), wide_set(scale), wide_load(to + i)));
-    if (i == count)
-        return;
-    memcpy(some, from + i, (count - i) * sizeof *some);
-    memcpy(sums, to + i, (count - i) * sizeof *sums);
-    wide_store(sums, wide_fma(wide_of(some), wide_set(scale), wide_load(sums)));
-    memcpy(to + i, sums, (count - i) * sizeof *sums);
-}
-
-static void clip(double *x, uint64_t count, double floor, float *ret) {
-    uint64_t i = 0;
-
-    for (; i + WIDE <= count; i += WIDE) {
-        wide s = wide_load(x + i);
-        s = (wide)((iwide)s & (s >= wide_set(floor)));
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++)
+        sum[v] = (wide){0};
+    for (uint32_t g = 0; g < p->group; g++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++)
+            sum[v] = wide_fma(wide_of(p->from + g * p->stride + i + v * WIDE),
+                              wide_set(p->scale[g]), sum[v]);
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) {
+        wide s = (wide)((iwide)sum[v] & (sum[v] >= wide_set(p->floor)));
         iwide above = s > wide_set(1);
         s = (wide)(((iwide)s & ~above) | ((iwide)wide_set(1) & above));
         half_lanes rounded = wide_round(s);
-        wide_store(x + i, s);
-        memcpy(ret + i, &rounded, sizeof rounded);
+        wide_store(to + v * WIDE, s);
+        memcpy(ret + v * WIDE, &rounded, sizeof rounded);
     }
-    for (; i < count; i++) {
-        x[i] = x[i] > 1 ? 1 : x[i] >= floor ? x[i] : 0;
-        ret[i] = (float)x[i];
-    }
+}
+
+/* What is left of a vector is a vector too: rounded otherwise, the last pages' shares would differ
+ * from equal ones before them, and win. */
+static void shares(const struct lk_powers *p, double *to, float *ret) {
+    float some[LK_GROUP_MAX][WIDE] = {{0}}, rounded[WIDE];
+    double shares[WIDE];
+    uint64_t i = 0;
+
+    for (; i + ABREAST * WIDE <= p->count; i += ABREAST * WIDE)
+        shares_some(p, i, ABREAST, to + i, ret + i);
+    for (; i + WIDE <= p->count; i += WIDE)
+        shares_some(p, i, 1, to + i, ret + i);
+    if (i == p->count)
+        return;
+    for (uint32_t g = 0; g < p->group; g++)
+        memcpy(some[g], p->from + g * p->stride + i, (p->count - i) * sizeof(float));
+    const struct lk_powers last = {some[0], WIDE, WIDE, p->group, p->scale, p->floor};
+    shares_some(&last, 0, 1, shares, rounded);
+    memcpy(to + i, shares, (p->count - i) * sizeof(double));
+    memcpy(ret + i, rounded, (p->count - i) * sizeof(float));
 }
 
 static void spread(double *to, const double *from, uint64_t count, double floor) {
@@ -490,14 +501,43 @@ static void columns(const float *x, uint64_t count, uint32_t width, float *ret) 
     }
 }
 
+#if LANES > 4
+/* Bit i: lane i of a is at or above that of b. */
+LK_INLINE unsigned above(lanes a, lanes b) {
+#if LANES == 16
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);
+#else
+    return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GE_OQ));
+#endif
+}
+/* Bit i: lane i of a is that of b. */
+LK_INLINE unsigned equal(lanes a, lanes b) {
+#if LANES == 16
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_EQ_OQ);
+#else
+    return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_EQ_OQ));
+#endif
+}
+/* The lanes of `in`, side by side from lane 0 on; those behind them hold anything. */
+LK_INLINE lanes squeeze(lanes x, unsigned in) {
+#if LANES == 16
+    return (lanes)_mm512_maskz_compress_ps((__mmask16)in, (__m512)x);
+#else
+    uint64_t bytes = _pdep_u64(in, 0x0101010101010101) * 0xff;
+    __m128i order = _mm_cvtsi64_si128((int64_t)_pext_u64(0x0706050403020100, bytes));
+    return (lanes)_mm256_permutevar8x32_ps((__m256)x, _mm256_cvtepu8_epi32(order));
+#endif
+}
+#endif
+
 static uint64_t pick(const float *x, uint64_t count, float bound, float *to, uint64_t room) {
     uint64_t found = 0, i = 0;
 
-#if LANES == 16
+#if LANES > 4
     for (; i + LANES <= count && found + LANES <= room; i += LANES) {
-        __m512 some = (__m512)lanes_load(x + i);
-        __mmask16 in = _mm512_cmp_ps_mask(some, _mm512_set1_ps(bound), _CMP_GE_OQ);
-        lanes_store(to + found, (lanes)_mm512_maskz_compress_ps(in, some));
+        lanes some = lanes_load(x + i);
+        unsigned in = above(some, lanes_set(bound));
+        lanes_store(to + found, squeeze(some, in));
         found += (uint64_t)__builtin_popcount(in);
     }
 #endif
@@ -506,6 +546,23 @@ static uint64_t pick(const float *x, uint64_t count, float bound, float *to, uin
         found += x[i] >= bound;
     }
     return i < count ? UINT64_MAX : found;
+}
+
+/* Pages are numbered by 32 bits: no lane counts beyond 2^30. */
+static uint64_t at_least(const float *x, uint64_t count, float bound) {
+    ilanes found[4] = {{0}};
+    uint64_t i = 0, sum = 0;
+
+    for (; i + 4 * LANES <= count; i += 4 * LANES)
+#pragma GCC unroll 4
+        for (uint32_t a = 0; a < 4; a++)
+            found[a] -= lanes_load(x + i + a * LANES) >= lanes_set(bound);
+    found[0] += found[1] + found[2] + found[3];
+    for (int l = 0; l < LANES; l++)
+        sum += (uint64_t)found[0][l];
+    for (; i < count; i++)
+        sum += x[i] >= bound;
+    return sum;
 }
 
 /* Elements at..end-1, one by one. */
@@ -520,32 +577,31 @@ LK_INLINE uint32_t *emit_some(const float *x, uint64_t at, uint64_t end, float c
     return to;
 }
 
-#if LANES == 16
-/* Sixteen at once, where none of them is a tie. */
-LK_INLINE uint32_t *emit_above(uint64_t at, __mmask16 in, uint32_t *to) {
-    const __m512i step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    __m512i index = _mm512_add_epi32(_mm512_set1_epi32((int)(uint32_t)at), step);
-    unsigned count = (unsigned)__builtin_popcount(in);
-
-    _mm512_mask_storeu_epi32(to, (__mmask16)((1U << count) - 1),
-                             _mm512_maskz_compress_epi32(in, index));
-    return to + count;
-}
-#endif
-
-static uint64_t emit(const float *x, uint64_t count, float cut, uint64_t ties, uint32_t *ret) {
+static uint64_t emit(const float *x, uint64_t count, float cut, uint64_t ties, uint32_t *ret,
+                     uint64_t room) {
     uint32_t *to = ret;
     uint64_t i = 0;
 
-#if LANES == 16
+#if LANES > 4
+    const lanes edge = lanes_set(cut);
+    ilanes step;
+    for (int l = 0; l < LANES; l++)
+        step[l] = l;
     for (; i + LANES <= count; i += LANES) {
-        __m512 some = (__m512)lanes_load(x + i), edge = _mm512_set1_ps(cut);
-        __mmask16 in = _mm512_cmp_ps_mask(some, edge, _CMP_GE_OQ);
-        if (in && _mm512_cmp_ps_mask(some, edge, _CMP_EQ_OQ))
+        lanes some = lanes_load(x + i);
+        unsigned in = above(some, edge);
+        if (!in)
+            continue;
+        if (equal(some, edge) || to + LANES > ret + room) {
             to = emit_some(x, i, i + LANES, cut, &ties, to);
-        else if (in)
-            to = emit_above(i, in, to);
+        } else {
+            lanes index = squeeze((lanes)(step + (int32_t)(uint32_t)i), in);
+            memcpy(to, &index, sizeof index);
+            to += __builtin_popcount(in);
+        }
     }
+#else
+    (void)room;
 #endif
     to = emit_some(x, i, count, cut, &ties, to);
     return (uint64_t)(to - ret);
@@ -576,11 +632,11 @@ const struct lk_vector LK_VECTOR = {
     .largest = largest,
     .exp_sum = exp_sum,
     .add_scaled = add_scaled,
-    .add_wide = add_wide,
-    .clip = clip,
+    .shares = shares,
     .spread = spread,
     .fractions = fractions,
     .columns = columns,
     .pick = pick,
+    .at_least = at_least,
     .emit = emit,
 };

@@ -18,8 +18,8 @@ static enum lk_cpu_path chosen = LK_CPU_PORTABLE;
 static bool has_avx2(void) {
 #ifdef __x86_64__
     unsigned a, b, c = 0, d; /* not every compiler knows F16C by name */
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") &&
+           __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
 #else
     return false;
 #endif

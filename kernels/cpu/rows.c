@@ -47,7 +47,7 @@ struct plan {
     /* Workspace: offsets in bytes; of `head` ones from the head's own part. */
     uint64_t stride, mixed_stride; /* of scores, in floats */
     size_t query_bytes, head, head_bytes, partial, values, bytes;
-    size_t at_scores, at_mixed, at_share, at_mixed_share, at_rounded, at_scratch, at_sums, at_list,
+    size_t at_scores, at_mixed, at_share, at_mixed_share, at_powers, at_scratch, at_sums, at_list,
         at_kept, at_sampled, at_weight;
 };
 
@@ -129,13 +129,14 @@ static void plan_workspace(const struct lk_row *row, struct plan *p) {
         uint64_t blocks = p->pages / LK_SAMPLE_BLOCK + 1;
         p->stride = (p->pages + 15) & ~UINT64_C(15);
         p->mixed_stride = (p->mixed + 15) & ~UINT64_C(15);
+        uint64_t powers = p->scan == LK_TREE ? p->mixed_stride : p->stride;
         reserve(&head, 1, sizeof(struct head));
         p->at_scores = reserve(&head, g->group * p->stride, 4);
         p->at_mixed = reserve(&head, g->group * p->mixed_stride, 4);
         p->at_share = reserve(&head, p->pages, sizeof(double));
         p->at_mixed_share = reserve(&head, p->mixed, sizeof(double));
-        p->at_rounded = reserve(&head, most(p->pages, p->mixed), 4);
-        p->at_scratch = reserve(&head, p->pages, 4);
+        p->at_powers = reserve(&head, most(g->group, 2) * powers, 4);
+        p->at_scratch = p->at_powers + 4 * powers;
         p->at_sums = reserve(&head, most(blocks * 8, p->keep * sizeof(struct lk_rank)), 1);
         p->at_list = reserve(&head, p->candidates, 4);
         p->at_kept = reserve(&head, p->keep, 4);
@@ -174,8 +175,10 @@ static bool plan_make(const struct lk_row *row, struct plan *p) {
 struct view { /* one KV head's part of the workspace */
     struct lk_query *query;
     struct head *head;
-    float *scores, *mixed, *rounded, *scratch, *weight;
+    float *scores, *mixed, *weight;
     double *share, *mixed_share; /* of pages; of what stands in mixed */
+    float *powers;  /* [group] rows as of scores or mixed; the first also: shares as floats */
+    float *scratch; /* the second of these rows, or one row more where the group is one */
     uint64_t *sums;
     uint32_t *list, *kept, *sampled;
 };
@@ -194,7 +197,7 @@ static struct view view_of(const struct lk_row *row, const struct plan *p, uint3
         .mixed = place(row, at + p->at_mixed),
         .share = place(row, at + p->at_share),
         .mixed_share = place(row, at + p->at_mixed_share),
-        .rounded = place(row, at + p->at_rounded),
+        .powers = place(row, at + p->at_powers),
         .scratch = place(row, at + p->at_scratch),
         .weight = place(row, at + p->at_weight),
         .sums = place(row, at + p->at_sums),
@@ -296,15 +299,15 @@ void lk_cpu_prune_task(struct lk_row *row, uint32_t task) {
     plan_make(row, &p);
     struct view v = view_of(row, &p, task);
     if (p.scan == LK_NESTED) {
-        lk_share(v.scores, p.stride, group, p.pages, LK_SHARE_FLOOR, v.share, v.rounded);
-        lk_select_best(&(struct lk_field){v.share, v.rounded, NULL, 0, p.complete, v.scratch},
+        lk_share(v.scores, p.stride, group, p.pages, LK_SHARE_FLOOR, v.share, v.powers);
+        lk_select_best(&(struct lk_field){v.share, v.powers, NULL, 0, p.complete, v.scratch},
                        p.candidates, v.list);
         return;
     }
     uint64_t quads = p.candidates / LK_QUAD_PAGES, tail = p.units * LK_QUAD_PAGES;
     lk_share(v.mixed, p.mixed_stride, group, p.units + 1, LK_QUAD_PAGES * LK_SHARE_FLOOR,
-             v.mixed_share, v.rounded);
-    lk_select_best(&(struct lk_field){v.mixed_share, v.rounded, NULL, 0, p.units, v.scratch}, quads,
+             v.mixed_share, v.powers);
+    lk_select_best(&(struct lk_field){v.mixed_share, v.powers, NULL, 0, p.units, v.scratch}, quads,
                    v.list);
     expand(v.list, quads, tail, p.complete - tail);
 }
@@ -346,8 +349,7 @@ static void share_tree(const struct lk_row *row, const struct plan *p, const str
         for (uint64_t i = 0; i < p->candidates; i++)
             mixed[fresh + i] = v->scores[g * p->stride + v->list[i]];
     }
-    lk_share(v->mixed, p->mixed_stride, group, p->mixed, LK_SHARE_FLOOR, v->mixed_share,
-             v->rounded);
+    lk_share(v->mixed, p->mixed_stride, group, p->mixed, LK_SHARE_FLOOR, v->mixed_share, v->powers);
     lk_vector_get()->spread(v->share, v->mixed_share, p->units, LK_SHARE_FLOOR);
     v->share[p->complete] = v->mixed_share[p->units];
     for (uint64_t i = 0; i < p->candidates; i++)
@@ -360,14 +362,14 @@ static struct lk_field field_of(const struct plan *p, const struct view *v,
     uint64_t from = forced.sink, to = p->pages - forced.tail, a = 0, b = p->candidates;
 
     if (!p->candidates)
-        return (struct lk_field){v->share, v->rounded + from, NULL, from, to - from, v->scratch};
+        return (struct lk_field){v->share, v->powers + from, NULL, from, to - from, v->scratch};
     while (a < b && v->list[a] < from)
         a++;
     while (b > a && v->list[b - 1] >= to)
         b--;
     for (uint64_t i = a; i < b; i++)
-        v->rounded[i] = (float)v->share[v->list[i]];
-    return (struct lk_field){v->share, v->rounded + a, v->list + a, 0, b - a, v->scratch};
+        v->powers[i] = (float)v->share[v->list[i]];
+    return (struct lk_field){v->share, v->powers + a, v->list + a, 0, b - a, v->scratch};
 }
 
 static double share_sum(const struct view *v, uint64_t from, uint64_t to) {
@@ -454,7 +456,7 @@ void lk_cpu_select_task(struct lk_row *row, uint32_t task) {
         share_tree(row, &p, &v);
     else
         lk_share(v.scores, p.stride, row->pool->geometry.group, p.pages, LK_SHARE_FLOOR, v.share,
-                 v.rounded);
+                 v.powers);
     v.head->kept = keep(row, &p, &v);
     v.head->sampled = 0;
     if (p.sample)

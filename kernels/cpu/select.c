@@ -10,16 +10,8 @@
 #include "attend.h"
 #include "select.h"
 
-#define BINS       1024 /* ten bits a level: the top one's hold the exponent */
-#define FILTER     4096 /* floats that a cut may hold beside the shares */
-#define HISTOGRAMS 2    /* equal shares in a row would wait for each other's count */
-
-static inline uint32_t bits_of(float share) {
-    uint32_t bits;
-
-    memcpy(&bits, &share, 4);
-    return bits;
-}
+#define TOP_BIT 29   /* of a share's, which is at most 1 */
+#define FILTER  4096 /* floats that a cut may hold beside the shares */
 
 static inline float float_of(uint32_t bits) {
     float share;
@@ -29,16 +21,17 @@ static inline float float_of(uint32_t bits) {
 }
 
 void lk_share(const float *scores, uint64_t stride, uint32_t group, uint64_t count, double floor,
-              double *share, float *rounded) {
+              double *share, float *powers) {
     const struct lk_vector *vector = lk_vector_get();
+    double scale[LK_GROUP_MAX];
 
-    memset(share, 0, count * sizeof *share);
     for (uint32_t g = 0; g < group; g++) {
         const float *from = scores + g * stride;
-        double sum = vector->exp_sum(rounded, from, count, vector->largest(from, count));
-        vector->add_wide(share, rounded, count, 1 / (sum * group));
+        float *to = powers + g * stride;
+        scale[g] = 1 / (vector->exp_sum(to, from, count, vector->largest(from, count)) * group);
     }
-    vector->clip(share, count, floor, rounded); /* at 1 too: rounding may have gone above */
+    const struct lk_powers all = {powers, stride, count, group, scale, floor};
+    vector->shares(&all, share, powers); /* at most 1, though rounding may have gone above */
 }
 
 /* Where the best so many end: those above `bits`, and the first `ties` of the `equal` equal to it.
@@ -48,36 +41,26 @@ struct cut {
     uint64_t ties, equal;
 };
 
-/* Of hist (bins counted from the top) the bin in which the need-th lies; need becomes its place
- * there, ret_here how many lie there. */
-static uint32_t find_bin(uint32_t hist[HISTOGRAMS][BINS], uint64_t *need, uint64_t *ret_here) {
-    for (uint32_t bin = BINS - 1;; bin--) {
-        uint64_t here = 0;
-        for (uint32_t h = 0; h < HISTOGRAMS; h++)
-            here += hist[h][bin];
-        *ret_here = here;
-        if (*need <= here || bin == 0)
-            return bin;
-        *need -= here;
-    }
-}
+/* Of all: by bisection of the bits, one a round. It ends sooner where a bound parts just so many. */
+static struct cut bisect(const float *share, uint64_t count, uint64_t need) {
+    const struct lk_vector *vector = lk_vector_get();
+    struct cut cut = {0};
+    uint64_t above = 0, from = count; /* better than cut; at least as good */
 
-/* The bits of the need-th best, of all. */
-static struct cut radix_cut(const float *share, uint64_t count, uint64_t need) {
-    uint32_t hist[HISTOGRAMS][BINS], prefix = 0;
-    uint64_t here;
-
-    for (uint32_t shift = 20;; shift -= 10) { /* bits 29..20 (share <= 1), 19..10, 9..0 */
-        memset(hist, 0, sizeof hist);
-        for (uint64_t j = 0; j < count; j++) {
-            uint32_t bits = bits_of(share[j]);
-            if (shift == 20 || bits >> (shift + 10) == prefix)
-                hist[j % HISTOGRAMS][bits >> shift & (BINS - 1)]++;
+    for (uint32_t bit = 1u << TOP_BIT; bit; bit >>= 1) {
+        uint64_t found = vector->at_least(share, count, float_of(cut.bits | bit));
+        if (found == need)
+            return (struct cut){.bits = (cut.bits | bit) - 1};
+        if (found < need) {
+            above = found;
+        } else {
+            from = found;
+            cut.bits |= bit;
         }
-        prefix = prefix << 10 | find_bin(hist, &need, &here);
-        if (shift == 0)
-            return (struct cut){.bits = prefix, .ties = need, .equal = here};
     }
+    cut.ties = need - above;
+    cut.equal = from - above;
+    return cut;
 }
 
 /* The need-th best of the columns' maxima is no better than the need-th best of all: what lies
@@ -88,11 +71,13 @@ static struct cut cut_of(const float *share, uint64_t count, uint64_t need) {
     uint64_t width = (2 * need + 63) / 64 * 64;
 
     if (width > FILTER || 2 * width > count)
-        return radix_cut(share, count, need);
+        return bisect(share, count, need);
     vector->columns(share, count, (uint32_t)width, some);
-    struct cut bound = radix_cut(some, width, need);
-    uint64_t above = vector->pick(share, count, float_of(bound.bits), some, FILTER);
-    return above == UINT64_MAX ? radix_cut(share, count, need) : radix_cut(some, above, need);
+    struct cut bound = bisect(some, width, need);
+    uint64_t left = vector->pick(share, count, float_of(bound.bits), some, FILTER);
+    if (left == need) /* a bound that parts them from nothing would not do for all */
+        return (struct cut){.bits = bound.bits - 1};
+    return left == UINT64_MAX ? bisect(share, count, need) : bisect(some, left, need);
 }
 
 static double share_of(const struct lk_field *field, uint64_t i) {
@@ -123,7 +108,8 @@ uint64_t lk_select_best(const struct lk_field *field, uint64_t need, uint32_t *r
             share = field->scratch;
             cut = cut_of(share, field->count, need);
         }
-        return lk_vector_get()->emit(share, field->count, float_of(cut.bits), cut.ties, ret_index);
+        return lk_vector_get()->emit(share, field->count, float_of(cut.bits), cut.ties, ret_index,
+                                     need);
     }
     for (uint64_t j = 0; j < field->count; j++)
         ret_index[j] = (uint32_t)j;

@@ -3,8 +3,9 @@
  * select.h - from scores to shares, from shares to kept and sampled pages (DESIGN section 1).
  *
  * Idea: a share rounded to a float in [0, 1] is ordered totally by its bits as an integer. The best
- * of n are found by radix: three histograms of ten bits name the exact cut, one more pass in page
- * order emits them. Shares themselves are float64: where several heads have one page each, those
+ * of n are found by bisecting those bits: what lies above a bound is counted, at most 30 times, most
+ * of them over the few that can be the best; one more pass in page order emits them. Shares
+ * themselves are float64: where several heads have one page each, those
  * pages' shares differ by what the heads leave to all others, and floats by nothing. Where floats
  * tie at the cut, a second round goes by what rounding left over. Work is linear however many
  * shares are equal. A share that is no number counts as 0, so that every comparison holds and every
@@ -25,9 +26,10 @@
 #define LK_SAMPLE_BLOCK 64    /* pages whose weights are summed together */
 
 /* share[j] = mean over the group of softmax_j(scores[g][:count]); below `floor`, or no number: 0.
- * rounded: the same as floats; may be the scores themselves where the group is one. */
+ * powers [group][stride]: its first row becomes the shares as floats, the others are scratch; may
+ * be the scores themselves, which are lost then. */
 void lk_share(const float *scores, uint64_t stride, uint32_t group, uint64_t count, double floor,
-              double *share, float *rounded);
+              double *share, float *powers);
 
 /* The pages that compete: page[0..count), or all from `first` on. */
 struct lk_field {

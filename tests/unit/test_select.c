@@ -61,7 +61,7 @@ static void all_free(struct all *all) {
 
 static void check_share(uint32_t group, uint64_t count, double scale) {
     uint64_t stride = count + 3, seed = count * group;
-    float *scores = malloc(group * stride * 4), *rounded = malloc(count * 4);
+    float *scores = malloc(group * stride * 4), *rounded = malloc(group * stride * 4);
     double *want = calloc(count, sizeof *want), *share = malloc(count * sizeof *share);
 
     for (uint64_t i = 0; i < group * stride; i++)
@@ -101,7 +101,7 @@ END_TEST
 
 START_TEST(equal_scores) { /* have equal shares wherever they stand, beside one of another score */
     enum { COUNT = 70, STRIDE = 80 };
-    float scores[LK_GROUP_MAX * STRIDE], rounded[COUNT];
+    float scores[LK_GROUP_MAX * STRIDE], rounded[LK_GROUP_MAX * STRIDE];
     double share[COUNT];
     uint64_t seed = 11;
     if (!open_path(_i))
@@ -199,6 +199,9 @@ START_TEST(best) {
         for (uint64_t j = 0; j < 5003; j++) /* differ in less than floats do, about a few of them */
             share[j] = ldexp(1 + 1e-9 * (double)(j * j % 13), -(int)(j % 3) - 3) - 2e-9 * (j % 2);
         check_best(share, 5003, need);
+        for (uint64_t j = 0; j < 5003; j++) /* just so many stand far above all others */
+            share[j] = (double)(j % 97 + 1) * (j * 37 % 5003 < need ? 1e-3 : 1e-10);
+        check_best(share, 5003, need);
         free(share);
     }
 }
@@ -206,7 +209,7 @@ END_TEST
 
 START_TEST(heads_of_one_page_each) { /* shares differ by what each head leaves to all others */
     enum { GROUP = 8, COUNT = 100 };
-    float scores[GROUP * COUNT], rounded[COUNT], scratch[COUNT];
+    float scores[GROUP * COUNT], rounded[GROUP * COUNT], scratch[COUNT];
     double share[COUNT];
     uint32_t index[GROUP];
     if (!open_path(_i))
