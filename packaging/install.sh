@@ -48,9 +48,9 @@ elsewhere() { # what nothing finds by itself
 }
 
 may_write "$to"
-may_write "$etc"
 case $verb in
 install)
+    may_write "$etc"
     put() { install -D -m "$1" "$2" "$3"; }
     filled() { install -d "${2%/*}" && sed -e "s|@PREFIX@|$prefix|g" -e "s|@VERSION@|$version|g" "$1" >"$2" && chmod 644 "$2"; }
     each_file

@@ -83,8 +83,14 @@ if [ "$(id -u)" != 0 ]; then as_nobody=
 elif setpriv --reuid=65534 --clear-groups test -r packaging/install.sh 2>/dev/null; then as_nobody='setpriv --reuid=65534 --clear-groups'
 else as_nobody=none; fi
 if [ "$as_nobody" != none ]; then
+    chmod 711 "$root"
     mkdir -m 555 "$root/closed"
     $as_nobody packaging/install.sh install "$build" "$root/closed" /usr 0 1 >"$root/said" 2>&1 && fail 'a closed folder was written'
     grep -q 'be root, or .*PREFIX= .*DESTDIR=' "$root/said" || fail "no hint in: $(cat "$root/said")"
+    packaging/install.sh install "$build" "$root/own" /usr 0 1
+    [ -z "$as_nobody" ] || chown -R 65534 "$root/own/usr"
+    chmod 555 "$root/own/etc" "$root/own/etc/locksd"
+    $as_nobody packaging/install.sh uninstall "$build" "$root/own" /usr 0 1 >"$root/said" 2>&1 || fail "what it leaves it need not write: $(cat "$root/said")"
+    chmod 755 "$root/own/etc" "$root/own/etc/locksd"
 fi
 echo "install: complete"
