@@ -44,7 +44,7 @@ static uint64_t pool_bytes(const struct replay_options *o, const struct replay_t
 
 static int start_daemon(const struct replay_options *o, const struct replay_trace *t,
                         struct replay_bed *bed, char *why) {
-    char text[13][64];
+    char text[13][64], size[LK_WORD_BYTES], said[REPLAY_WHY_BYTES - 128];
     const char *sets[13];
     struct lk_progress progress;
     uint64_t values[] = {t->layer_count,
@@ -69,9 +69,13 @@ static int start_daemon(const struct replay_options *o, const struct replay_trac
     for (size_t i = 0; i < count; i++)
         sets[i] = text[i];
     lk_progress_begin(&progress, "starting a daemon", 1); /* it takes the pool's memory */
-    int rc = lk_private_start(sets, count, READY_SECONDS, &bed->daemon, why, REPLAY_WHY_BYTES);
+    int rc = lk_private_start(sets, count, READY_SECONDS, &bed->daemon, said, sizeof(said));
     lk_progress_end(&progress, !rc);
-    return rc ? EX_UNAVAILABLE : 0;
+    if (!rc)
+        return 0;
+    snprintf(why, REPLAY_WHY_BYTES, "a daemon of its own, with %s for the trace: %s",
+             lk_bytes_word((double)pool_bytes(o, t), size), said);
+    return EX_UNAVAILABLE;
 }
 
 /* ---- the connection ---- */
