@@ -75,7 +75,7 @@ static struct cut cut_of(const float *share, uint64_t count, uint64_t need) {
     vector->columns(share, count, (uint32_t)width, some);
     struct cut bound = bisect(some, width, need);
     uint64_t left = vector->pick(share, count, float_of(bound.bits), some, FILTER);
-    if (left == need) /* a bound that parts them from nothing would not do for all */
+    if (left == need) /* any bound below parts these from nothing, but might let others in */
         return (struct cut){.bits = bound.bits - 1};
     return left == UINT64_MAX ? bisect(share, count, need) : bisect(some, left, need);
 }
