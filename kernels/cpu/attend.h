@@ -84,7 +84,7 @@ struct lk_vector {
     uint64_t (*pick)(const float *x, uint64_t count, float bound, float *to, uint64_t room);
     /* How many of x are at or above bound. */
     uint64_t (*at_least)(const float *x, uint64_t count, float bound);
-    /* Indices, ascending, of x above cut and of the first `ties` equal to it -> how many; that there
+    /* Indices, ascending, of x above cut and of the first `ties` equal to it -> how many; that they
      * are no more than room is the caller's to know. */
     uint64_t (*emit)(const float *x, uint64_t count, float cut, uint64_t ties, uint32_t *ret,
                      uint64_t room);

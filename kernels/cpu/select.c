@@ -41,7 +41,7 @@ struct cut {
     uint64_t ties, equal;
 };
 
-/* Of all: by bisection of the bits, one a round. It ends sooner where a bound parts just so many. */
+/* Of all: by bisection of the bits, one a round; ends sooner where a bound parts just so many. */
 static struct cut bisect(const float *share, uint64_t count, uint64_t need) {
     const struct lk_vector *vector = lk_vector_get();
     struct cut cut = {0};

@@ -3,8 +3,8 @@
  * select.h - from scores to shares, from shares to kept and sampled pages (DESIGN section 1).
  *
  * Idea: a share rounded to a float in [0, 1] is ordered totally by its bits as an integer. The best
- * of n are found by bisecting those bits: what lies above a bound is counted, at most 30 times, most
- * of them over the few that can be the best; one more pass in page order emits them. Shares
+ * of n are found by bisecting those bits: what lies above a bound is counted, at most 30 times,
+ * mostly over the few that can be the best; one more pass in page order emits them. Shares
  * themselves are float64: where several heads have one page each, those
  * pages' shares differ by what the heads leave to all others, and floats by nothing. Where floats
  * tie at the cut, a second round goes by what rounding left over. Work is linear however many

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * select_kept.cuh - what the cut leaves: masks of the pages kept, weights of all others, summed over
- * the team; and again where a mass target needs fewer pages. See select.cu.
+ * select_kept.cuh - what the cut leaves: masks of the pages kept, weights of all others, summed
+ * over the team; and again where a mass target needs fewer pages. See select.cu.
  */
 #ifndef LK_CUDA_SELECT_KEPT_CUH
 #define LK_CUDA_SELECT_KEPT_CUH

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * select_sample.cuh - the sample of the pages not kept: strata, the pages that their points hit, and
- * what place each has among the picks. See select.cu.
+ * select_sample.cuh - the sample of the pages not kept: strata, the pages that their points hit,
+ * and what place each has among the picks. See select.cu.
  */
 #ifndef LK_CUDA_SELECT_SAMPLE_CUH
 #define LK_CUDA_SELECT_SAMPLE_CUH
