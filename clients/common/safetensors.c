@@ -251,7 +251,7 @@ static int read_header(struct lk_safetensors *f, char *why, size_t why_bytes) {
 /* -> the mapping, whose header length is there, or NULL with -errno in *ret_error. */
 static uint8_t *map_file(struct lk_safetensors *f, int *ret_error, char *why, size_t why_bytes) {
     struct stat status;
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    int fd = open(f->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe must not be waited for */
     if (fd < 0 || fstat(fd, &status)) {
         snprintf(why, why_bytes, "%s: cannot be opened: %s", f->path, strerror(errno));
         goto fail;

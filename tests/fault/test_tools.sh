@@ -118,7 +118,8 @@ lies shape-many '1000 dimensions'
 lies dtype-none 'no "dtype" string'
 for name in layer-negative layer-wraps layer-padded; do lies $name 'not a trace'; done
 lies escapes 'tensor layers.0.q?[2J has dtype "?]0;x?"'
-for path in "$work" /dev/zero; do ends 65 'not a regular file' "$replay" --device "$device" --trace "$path"; done
+mkfifo "$work/pipe" # that nobody writes to
+for path in "$work" /dev/zero "$work/pipe"; do ends 65 'not a regular file' "$replay" --device "$device" --trace "$path"; done
 ends 0 'a step took' "$replay" --device "$device" --trace "$work/nan" --budget 16 --compare
 values='values of tensor layers.0.k (2 of 5120) are NaN or infinite; tensors with such values: 2.'
 for budget in 16 640; do
