@@ -11,9 +11,11 @@ etc=$destdir/etc/locksd
 stop() { echo "make $verb: $*" >&2; exit 1; }
 case "$prefix" in
 *[!A-Za-z0-9/._+-]*) stop "PREFIX=$prefix: letters, digits and /._+- only: it goes into units and into liblocks.pc" ;;
+*/../* | */..) stop "PREFIX=$prefix leads out of DESTDIR: no '..' in it" ;;
 /*) ;;
 *) stop "PREFIX=$prefix is not an absolute path" ;;
 esac
+case "$destdir" in -*) stop "DESTDIR=$destdir begins with a dash: ./$destdir, or a whole path" ;; esac
 
 may_write() { # may_write FOLDER: it or the one it would be made in
     at=$1

@@ -67,6 +67,8 @@ refused opt 'is not an absolute path'
 refused '' 'is not an absolute path'
 refused '/opt/with space' 'letters, digits'
 refused '/opt/a|b' 'letters, digits'
+refused /../opt 'leads out of DESTDIR'
+refused /usr/.. 'leads out of DESTDIR'
 stage install /usr/local || fail "PREFIX=/usr/local: $(cat "$root/said")"
 [ ! -s "$root/said" ] || fail "PREFIX=/usr/local: $(cat "$root/said")"
 stage uninstall /usr/local || fail "uninstall: $(cat "$root/said")"
