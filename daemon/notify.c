@@ -24,9 +24,11 @@
 #define STATE_MS 2000
 #define NEWS_MS  50
 
-/* sd_notify() waits for ever where the receiver does not read, and takes who waits with it. */
+/* sd_notify() waits for ever where the receiver does not read, and takes who waits with it. Who let
+ * us wait is not waited for again until it has read. */
 __attribute__((format(printf, 2, 3))) static void tell(unsigned patience_ms, const char *format,
                                                        ...) {
+    static _Atomic bool deaf;
     const char *path = getenv("NOTIFY_SOCKET");
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     struct timeval patience = {patience_ms / 1000, patience_ms % 1000 * 1000};
@@ -45,8 +47,10 @@ __attribute__((format(printf, 2, 3))) static void tell(unsigned patience_ms, con
     if (fd < 0)
         return;
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-    sendto(fd, text, strlen(text), MSG_NOSIGNAL, (const struct sockaddr *)&to,
-           (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length));
+    ssize_t sent = sendto(fd, text, strlen(text), MSG_NOSIGNAL | (deaf ? MSG_DONTWAIT : 0),
+                          (const struct sockaddr *)&to,
+                          (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length));
+    deaf = sent < 0 && (errno == EAGAIN || errno == EINTR);
     close(fd);
 }
 
