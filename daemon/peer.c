@@ -49,8 +49,7 @@ static const char *peer_words(const struct lk_peer *peer, char text[96]) {
 }
 
 /* Between parts of what takes long with a large arena. */
-static void feed_watchdog(void *context) {
-    struct lk_server *server = context;
+static void feed_watchdog(struct lk_server *server) {
     lk_notify_feed(&server->notify, lk_now_ns(), server->intake);
 }
 
@@ -145,6 +144,12 @@ static bool has_event(const struct lk_peer *peer, short events) {
     return poll(&fd, 1, 0) > 0 && (fd.revents & events);
 }
 
+/* Whether the peer has closed its end: what it asked for before that, it waits for no more. A half
+ * that it shut down is no end. */
+static bool has_left(const struct lk_peer *peer) {
+    return has_event(peer, POLLHUP | POLLERR);
+}
+
 void lk_peer_expire(struct lk_server *server, struct lk_peer *peer) {
     char why[128];
     if (peer->state == LK_PEER_GREETING) {
@@ -236,10 +241,24 @@ static int channel_limits(const struct lk_server *server, const struct lk_peer *
     return 0;
 }
 
+struct making {
+    struct lk_server *server;
+    const struct lk_peer *peer;
+};
+
+/* A large arena is made for seconds, in which a stop or the client's end may come. */
+static bool go_on_making(void *context) {
+    const struct making *making = context;
+    feed_watchdog(making->server);
+    return !has_left(making->peer) && !lk_server_must_stop(making->server);
+}
+
 /* Makes the channel's memory, if the machine has it. */
-static int make_memory(struct lk_server *server, const struct lk_hello *hello,
-                       struct lk_channel_memory *ret, char *why, size_t bytes) {
-    const struct lk_turn turn = {feed_watchdog, server};
+static int make_memory(struct lk_server *server, const struct lk_peer *peer,
+                       const struct lk_hello *hello, struct lk_channel_memory *ret, char *why,
+                       size_t bytes) {
+    struct making making = {server, peer};
+    const struct lk_turn turn = {go_on_making, &making};
     struct lk_segment_sizes sizes;
     uint64_t arena = hello->arena_bytes, available = lk_memory_available();
     char want[16], have[16];
@@ -256,8 +275,14 @@ static int make_memory(struct lk_server *server, const struct lk_hello *hello,
                  lk_memory_text(sizes.arena_bytes, want), lk_memory_text(available, have));
         return -ENOMEM;
     }
+    server->arena_made = sizes.arena_bytes > LK_PIECE_BYTES;
     rc = lk_channel_memory_create(hello->sq_entries, arena, server->boot_epoch, 0, &turn, ret, why,
                                   bytes);
+    if (rc == -ECANCELED) {
+        bool gone = has_left(peer);
+        snprintf(why, bytes, gone ? "the client is gone" : "the daemon is stopping");
+        rc = gone ? rc : -ESHUTDOWN;
+    }
     if (rc == -EMFILE) /* the client would look for it with itself */
         snprintf(why, bytes,
                  "the daemon has as many files open as it may (its ulimit -n, LimitNOFILE= of "
@@ -327,7 +352,7 @@ static void greet(struct lk_server *server, struct lk_peer *peer, const struct l
     if (!rc)
         rc = channel_limits(server, peer, why, sizeof(why));
     if (!rc)
-        rc = make_memory(server, hello, &peer->memory, why, sizeof(why));
+        rc = make_memory(server, peer, hello, &peer->memory, why, sizeof(why));
     if (!rc)
         rc = add_channel(server, peer, why, sizeof(why));
     if (rc) {
@@ -501,12 +526,6 @@ static void carry_out(struct lk_server *server, struct lk_peer *peer,
 
 /* ---- messages ---- */
 
-/* Whether the peer has closed its end: what it asked for before that, it waits for no more. A half
- * that it shut down is no end. */
-static bool has_left(const struct lk_peer *peer) {
-    return has_event(peer, POLLHUP | POLLERR);
-}
-
 /* Nobody is told what came of it, so nothing is done: whoever gave up waiting for a daemon that was
  * stopped finds it as it was. */
 static void drop(struct lk_server *server, struct lk_peer *peer, const union message *message) {
@@ -541,9 +560,19 @@ static void dispatch(struct lk_server *server, struct lk_peer *peer, const union
     }
 }
 
+/* What it says next is a hello. */
+static bool greets(const struct lk_peer *peer) {
+    struct lk_message head;
+    return peer->state == LK_PEER_GREETING &&
+           recv(peer->fd, &head, sizeof(head), MSG_PEEK | MSG_DONTWAIT) == sizeof(head) &&
+           head.type == LK_MSG_HELLO;
+}
+
 void lk_peer_serve(struct lk_server *server, struct lk_peer *peer) {
     union message message;
     char why[LK_REASON_BYTES] = "";
+    if (server->arena_made && greets(peer)) /* next round, so that questions do not wait for all */
+        return;
     if (peer->state == LK_PEER_REFUSED) /* only a hang-up is waited for */
         forget(server, peer);
     for (int i = 0; i < MESSAGES_PER_TURN; i++) {

@@ -251,22 +251,35 @@ static void begin_stop(struct lk_server *server, const char *signal_name) {
         lk_log(LK_LOG_INFO, "%s: stopping", signal_name);
 }
 
-static void take_signals(struct lk_server *server) {
-    struct signalfd_siginfo info;
+bool lk_server_must_stop(struct lk_server *server) {
+    lk_signals_take(&server->asked);
+    return server->stopping || server->asked.stops;
+}
+
+static void reload_quietly(struct lk_server *server) { /* nobody is told but the log */
+    json_t *taken = json_array(), *restart = json_array();
     char why[1024];
-    while (read(server->signals, &info, sizeof(info)) == sizeof(info)) {
-        if (info.ssi_signo == SIGHUP) {
-            json_t *taken = json_array(), *restart = json_array(); /* nobody is told but the log */
-            lk_server_reload(server, taken, restart, why, sizeof(why));
-            json_decref(taken);
-            json_decref(restart);
-        } else if (!server->stopping) {
-            begin_stop(server, info.ssi_signo == SIGINT ? "SIGINT" : "SIGTERM");
-        } else {
+    lk_server_reload(server, taken, restart, why, sizeof(why));
+    json_decref(taken);
+    json_decref(restart);
+}
+
+/* What asks to stop goes first; then one reload, whatever number was asked for. */
+static void obey_signals(struct lk_server *server) {
+    lk_signals_take(&server->asked);
+    for (; server->asked.stops; server->asked.stops--) {
+        if (!server->stopping) {
+            begin_stop(server, server->asked.stop == SIGINT ? "SIGINT" : "SIGTERM");
+        } else if (server->stop_ns) {
             lk_log(LK_LOG_INFO, "a second signal: stopping at once");
             server->stop_ns = 0;
         }
     }
+    if (server->asked.reload && server->stopping)
+        lk_log(LK_LOG_INFO, "SIGHUP: nothing is read again, the daemon is stopping");
+    else if (server->asked.reload)
+        reload_quietly(server);
+    server->asked.reload = false;
 }
 
 /* Whether clients still have something to lose: pages, or work queued or in flight. */
@@ -338,22 +351,23 @@ static int timeout_ms(uint64_t next) {
     return ms > 1000000 ? 1000000 : (int)ms;
 }
 
-/* A hello may take a second: what is due is not left until all that came with it are served. */
+/* A hello may take seconds: what is due is not left until all that came with it are served. */
 static void serve_events(struct lk_server *server, const struct epoll_event *events, int count) {
     bool knocked = false;
+    server->arena_made = false;
     for (int i = 0; i < count; i++) {
         uint32_t index = events[i].data.u32;
+        obey_signals(server);
         if (i > 0)
             keep_time(server);
         if (index < LK_PEERS_MAX)
             lk_peer_serve(server, &server->peer[index]);
         else if (index == OF_LISTENER)
             knocked = true;
-        else if (index == OF_SIGNALS)
-            take_signals(server);
-        else
+        else if (index == OF_RELEASED)
             take_released(server);
     }
+    obey_signals(server); /* what came meanwhile wakes nobody any more */
     if (knocked)
         accept_peers(server);
 }

@@ -22,6 +22,7 @@
 #include "numa.h"
 #include "options.h"
 #include "peer.h"
+#include "signals.h"
 
 #define LK_PEERS_MAX (LK_CHANNELS_MAX + LK_PEERS_ASKING + LK_PEERS_ADMIN + LK_PEERS_REFUSED)
 
@@ -42,10 +43,12 @@ struct lk_server {
     uint32_t last_channel;
     bool draining; /* by verb, or because it stops */
     bool stopping;
+    bool arena_made;    /* a large one, in this round of events: it took long */
     uint64_t stop_ns;   /* stopping: not later than */
     uint64_t resume_ns; /* accepting is suspended until then; 0: it is not */
     uint64_t status_ns; /* systemd gets no new status before: clients come and go as they like */
     bool status_stale;
+    struct lk_signals asked; /* not obeyed yet */
     int epoll, signals, released_event;
     struct {
         pthread_mutex_t lock;
@@ -68,6 +71,9 @@ int lk_server_open(struct lk_server *server, char *why, size_t why_bytes);
 int lk_server_run(struct lk_server *server);
 /* After lk_intake_stop(): gives back what peers still hold. */
 void lk_server_close(struct lk_server *server);
+
+/* Whether a signal asked for a stop, obeyed or not yet: for what takes long. */
+bool lk_server_must_stop(struct lk_server *server);
 
 /* For verbs (admin.c). */
 void lk_server_drain(struct lk_server *server, bool drain);

@@ -71,3 +71,17 @@ int lk_signals_open(bool reload, int flags) {
         sigaddset(&set, SIGHUP);
     return signalfd(-1, &set, flags);
 }
+
+void lk_signals_take(struct lk_signals *to) {
+    const struct timespec now = {0};
+    sigset_t set;
+    int signal;
+    stops(&set);
+    for (int i = 0; i < 2 && (signal = sigtimedwait(&set, NULL, &now)) > 0; i++) {
+        to->stops++;
+        to->stop = signal;
+    }
+    sigemptyset(&set);
+    sigaddset(&set, SIGHUP);
+    to->reload |= sigtimedwait(&set, NULL, &now) > 0;
+}

@@ -15,11 +15,22 @@
 #define LK_SIGNALS_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 void lk_signals_hold(void);
 void lk_signals_let_go(void); /* after the first lk_signals_hold() */
 void lk_signals_leaving(void);
-/* A descriptor of signals that are held: to stop, and to reload if `reload`. -> -1: errno. */
+/* A descriptor that can be read while signals are held: to stop, and to reload if `reload`. -> -1:
+ * errno. */
 int lk_signals_open(bool reload, int flags);
+
+struct lk_signals {
+    uint32_t stops; /* how many there were, two counted at most at a time */
+    int stop;       /* the last one's number */
+    bool reload;
+};
+/* Adds those held to *to, which are held no more. What asks to stop is taken first, however many
+ * reloads are asked for. */
+void lk_signals_take(struct lk_signals *to);
 
 #endif

@@ -77,10 +77,16 @@ static int allocate(int fd, uint8_t *map, uint64_t bytes, bool huge, const struc
         piece = bytes - at < LK_PIECE_BYTES ? bytes - at : LK_PIECE_BYTES;
         if (huge) /* fallocate finds out what is missing */
             (void)madvise(map + at, piece, MADV_POPULATE_WRITE);
-        if (fallocate(fd, 0, (off_t)at, (off_t)piece))
+        int r;
+        do
+            r = fallocate(fd, 0, (off_t)at, (off_t)piece);
+        while (r && errno == EINTR); /* some kernels end it at any signal, a debugger's too */
+        if (r)
             return -1;
-        if (turn)
-            turn->take(turn->context);
+        if (turn && !turn->take(turn->context)) {
+            errno = ECANCELED;
+            return -1;
+        }
     }
     return 0;
 }

@@ -23,6 +23,7 @@
 #ifndef LK_SEGMENT_H
 #define LK_SEGMENT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -66,15 +67,16 @@ struct lk_channel_memory {
 
 #define LK_PIECE_BYTES (UINT64_C(16) << 20) /* 5 to 20 ms; whole huge pages */
 
-/* What has its turn between two pieces of a long work. */
+/* What has its turn between two pieces of a long work. take() -> false: the work is not wanted any
+ * more. */
 struct lk_turn {
-    void (*take)(void *context);
+    bool (*take)(void *context);
     void *context;
 };
 
 /* The daemon's: makes, allocates, maps, seals; fills the completion head; all indices start at
  * first_index (0 but in tests). turn (may be NULL) is called for each LK_PIECE_BYTES of the arena.
- * -> 0 or -errno, sentence in why. */
+ * -> 0 or -errno, sentence in why; -ECANCELED: it had its turn and said no. */
 int lk_channel_memory_create(uint32_t sq_entries, uint64_t arena_bytes, uint64_t boot_epoch,
                              uint64_t first_index, const struct lk_turn *turn,
                              struct lk_channel_memory *ret, char *why, size_t why_bytes);

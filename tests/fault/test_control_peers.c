@@ -22,6 +22,7 @@
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <sysexits.h>
@@ -780,6 +781,87 @@ START_TEST(names_are_made_harmless) {
 }
 END_TEST
 
+/* ---- what takes long ---- */
+
+/* Whether one of the daemon's descriptors is of a memory by this name. */
+static bool has_memory(const char *name) {
+    char path[300], link[300];
+    bool found = false;
+    snprintf(path, sizeof(path), "/proc/%d/fd", rig.pid);
+    DIR *folder = opendir(path);
+    ck_assert_ptr_nonnull(folder);
+    for (struct dirent *entry; !found && (entry = readdir(folder)) != NULL;) {
+        ssize_t length = readlinkat(dirfd(folder), entry->d_name, link, sizeof(link) - 1);
+        link[length > 0 ? length : 0] = 0;
+        found = strstr(link, name) != NULL;
+    }
+    closedir(folder);
+    return found;
+}
+
+/* A daemon that makes a client's arena, which takes some hundred milliseconds. -> the client's
+ * socket */
+static int ask_for_large_arena(void) {
+    struct lk_hello hello = good_hello();
+    rig_start(&rig, "[limits]\nmax_arena = 1G\n");
+    int fd = rig_connect(&rig);
+    hello.arena_bytes = UINT64_C(1) << 30;
+    ck_assert_int_eq(lk_wire_send(fd, &hello.head, NULL, 0), 0);
+    for (double end = rig_now() + RIG_PATIENCE; !has_memory("locksd-arena") && rig_now() < end;)
+        rig_sleep(0.001);
+    return fd;
+}
+
+START_TEST(an_arena_of_one_who_left_is_given_up) {
+    close(ask_for_large_arena());
+    ck_assert(rig_logs(&rig, "the client is gone", RIG_PATIENCE));
+    stop();
+}
+END_TEST
+
+START_TEST(a_stop_waits_for_no_arena) {
+    int fd = ask_for_large_arena();
+    kill(rig.pid, SIGTERM);
+    struct lk_refused refused = read_refusal(fd);
+    ck_assert_int_eq(refused.error, -ESHUTDOWN);
+    ck_assert_str_eq(refused.reason, "the daemon is stopping");
+    ck_assert_int_eq(rig_wait(&rig, RIG_PATIENCE), EX_OK);
+    close(fd);
+    rig_close(&rig);
+}
+END_TEST
+
+/* Who has to be told of reloads does not read. */
+static void deafen_notices(void) {
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    snprintf(to.sun_path, sizeof(to.sun_path), "%s/notify", rig.folder);
+    ck_assert_int_eq(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
+    while (send(fd, "", 1, 0) == 1)
+        continue;
+    ck_assert_int_eq(errno, EAGAIN);
+    close(fd);
+}
+
+START_TEST(reloads_keep_no_stop_waiting) {
+    int status;
+    start();
+    deafen_notices();
+    for (int i = 0; i < 3; i++) {
+        kill(rig.pid, SIGHUP);
+        rig_sleep(0.1);
+    }
+    kill(rig.pid, SIGTERM);
+    pid_t ended = 0; /* rig_wait() would read */
+    for (double end = rig_now() + 7; !ended && rig_now() < end; rig_sleep(0.01))
+        ended = waitpid(rig.pid, &status, WNOHANG); /* waits 2 s once, not for each notice */
+    ck_assert_int_eq(ended, rig.pid);
+    ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == EX_OK);
+    rig.pid = 0;
+    rig_close(&rig);
+}
+END_TEST
+
 /* ---- a hung intake ---- */
 
 /* The daemon's intake thread: neither the main one nor a worker. */
@@ -847,6 +929,9 @@ int main(void) {
     if (geteuid() == 0) /* others cannot become strangers */
         tcase_add_test(others, strangers_need_the_group);
     tcase_add_test(others, a_reload_looks_the_group_up_again);
+    tcase_add_test(others, an_arena_of_one_who_left_is_given_up);
+    tcase_add_test(others, a_stop_waits_for_no_arena);
+    tcase_add_test(others, reloads_keep_no_stop_waiting);
     tcase_add_test(others, a_hung_intake_starves_the_watchdog);
     suite_add_tcase(suite, peers);
     suite_add_tcase(suite, others);
