@@ -17,6 +17,10 @@
 #include <sys/stat.h>
 
 #include "limits.h"
+#include "sequence.h"
+
+#define PROCESS_BYTES                                                                              \
+    (UINT64_C(16) << 20) /* the program, its buffers and stacks: 12 MiB and more */
 
 const char *lk_memory_text(uint64_t bytes, char text[16]) {
     static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
@@ -134,14 +138,37 @@ static uint64_t wanted_by_pools(const struct lk_config *config) {
     return wanted;
 }
 
+/* To keep account of a pool: the ledger's part and what intake has beside it (ledger.c, pool.c,
+ * intake.c), but tables, which grow with what is held. */
+static uint64_t account_bytes(enum lk_device device, const struct lk_pool_config *pool) {
+    uint64_t pages = lk_pool_fitting_pages(device, pool), layers = pool->geometry.layers;
+    uint64_t of_page = sizeof(struct lk_ledger_quad) / LK_QUAD_PAGES + 2 * sizeof(uint64_t) +
+                       2 * layers + 2 * layers / LK_QUAD_PAGES;
+    uint64_t of_sequence = sizeof(struct lk_ledger_sequence) + sizeof(struct lk_sequence) +
+                           layers * (sizeof(uint64_t) + sizeof(struct lk_sequence_layer));
+    return pages * of_page + pool->max_sequences * of_sequence;
+}
+
+static uint64_t wanted_for_accounts(const struct lk_config *config) {
+    uint64_t wanted = PROCESS_BYTES;
+    for (uint32_t i = 0; i < config->pools; i++)
+        wanted = add(wanted, account_bytes(config->resolved, &config->pool[i]));
+    return wanted;
+}
+
+static uint64_t wanted_for_workspaces(const struct lk_config *config) {
+    return LK_BATCHES_AHEAD * lk_workspace_bytes(config);
+}
+
 uint64_t lk_memory_wanted(const struct lk_config *config) {
-    return add(wanted_by_pools(config), LK_BATCHES_AHEAD * lk_workspace_bytes(config));
+    return add(add(wanted_by_pools(config), wanted_for_workspaces(config)),
+               wanted_for_accounts(config));
 }
 
 /* Pools have their room, but not with the workspaces, which are taken at the start as well. */
 static const char *workspaces_invalid(const struct lk_config *config, uint64_t available,
                                       char *text, size_t bytes) {
-    uint64_t wanted = lk_memory_wanted(config);
+    uint64_t wanted = add(wanted_by_pools(config), wanted_for_workspaces(config));
     char one[16], all[16], have[16];
     if (wanted <= available)
         return NULL;
@@ -153,14 +180,40 @@ static const char *workspaces_invalid(const struct lk_config *config, uint64_t a
     return text;
 }
 
+/* Nor with what is kept of sequences and pages. */
+static const char *accounts_invalid(const struct lk_config *config, uint64_t available, char *text,
+                                    size_t bytes) {
+    uint64_t wanted = lk_memory_wanted(config);
+    char one[16], all[16], have[16];
+    uint32_t largest = 0;
+    if (wanted <= available)
+        return NULL;
+    for (uint32_t i = 0; i < config->pools; i++)
+        if (account_bytes(config->resolved, &config->pool[i]) >
+            account_bytes(config->resolved, &config->pool[largest]))
+            largest = i;
+    const struct lk_pool_config *pool = &config->pool[largest];
+    snprintf(text, bytes,
+             "the pools, workspaces and the account of sequences and pages want %s, but %s of "
+             "memory are available: lower max_sequences of [pool %s], whose %" PRIu32
+             " sequences of %" PRIu32 " layers and pages take %s to keep account of, or memory of "
+             "a pool, or free some",
+             lk_memory_text(wanted, all), lk_memory_text(available, have), pool->name,
+             pool->max_sequences, pool->geometry.layers,
+             lk_memory_text(account_bytes(config->resolved, pool), one));
+    return text;
+}
+
 const char *lk_memory_invalid(const struct lk_config *config, char *text, size_t bytes) {
     uint64_t wanted = wanted_by_pools(config), available = lk_memory_available();
     char one[16], all[16], have[16];
     uint32_t largest = 0;
     if (config->resolved == LK_DEVICE_CUDA) /* the GPU's: the engine asks for it */
         return NULL;
-    if (wanted <= available)
-        return workspaces_invalid(config, available, text, bytes);
+    if (wanted <= available) {
+        const char *why = workspaces_invalid(config, available, text, bytes);
+        return why ? why : accounts_invalid(config, available, text, bytes);
+    }
     for (uint32_t i = 0; i < config->pools; i++)
         if (config->pool[i].memory_bytes > config->pool[largest].memory_bytes)
             largest = i;

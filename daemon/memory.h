@@ -18,7 +18,8 @@ uint64_t lk_memory_available(void);
  * limit of each less what it uses. UINT64_MAX: there is no limit. */
 uint64_t lk_memory_groups_left(const char *list, const char *root);
 
-/* Bytes that a start takes: pools and workspaces. UINT64_MAX: more than that. */
+/* Bytes that a start takes: pools, workspaces, the account of sequences and pages, the process
+ * itself. UINT64_MAX: more than that. */
 uint64_t lk_memory_wanted(const struct lk_config *config);
 /* Before anything is touched: do they fit? NULL, or a sentence with both numbers. */
 const char *lk_memory_invalid(const struct lk_config *config, char *text, size_t bytes);

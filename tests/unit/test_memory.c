@@ -104,6 +104,20 @@ START_TEST(the_first_version_counts) {
 }
 END_TEST
 
+/* Not only pools and workspaces: sequences of many layers take more than a small pool. */
+START_TEST(accounts_are_wanted_too) {
+    struct lk_config config = {.pools = 1, .resolved = LK_DEVICE_CPU};
+    struct lk_pool_config *pool = &config.pool[0];
+    pool->geometry = (struct lk_geometry){128, 1, 1, 64, 16, 8, LK_BF16};
+    pool->memory_bytes = 20 * MIB;
+    pool->max_sequences = 1;
+    uint64_t few = lk_memory_wanted(&config);
+    ck_assert_uint_gt(few, 20 * MIB);
+    pool->max_sequences = 65536;
+    ck_assert_uint_ge(lk_memory_wanted(&config), few + 65535 * (128 * 40 + 100));
+}
+END_TEST
+
 int main(void) {
     Suite *suite = suite_create("memory");
     TCase *all = tcase_create("all");
@@ -112,6 +126,7 @@ int main(void) {
     tcase_add_test(all, what_is_used_is_not_left);
     tcase_add_test(all, the_tightest_group_counts);
     tcase_add_test(all, the_first_version_counts);
+    tcase_add_test(all, accounts_are_wanted_too);
     suite_add_tcase(suite, all);
     return run_suite(suite);
 }
