@@ -18,6 +18,8 @@
 #include "assert.h"
 #include "state.h"
 
+#define TABLE_BYTES_A_LOOK (UINT64_C(16) << 20) /* a look takes some 50 us, so many bytes 3 ms */
+
 /* What open_buffers() asks for, about. */
 #define BUFFERS_MIB                                                                                \
     ((int)((LK_BATCHES_IN_FLIGHT *                                                                 \
@@ -205,6 +207,8 @@ int lk_intake_open(const struct lk_config *config, struct lk_engine *engine, str
     intake->device = lk_engine_device(engine);
     intake->pools = config->pools;
     intake->workspace_bytes = lk_workspace_bytes(config);
+    intake->tables.every = TABLE_BYTES_A_LOOK;
+    intake->tables.spare = 4 * TABLE_BYTES_A_LOOK;
     intake->boot_epoch = intake->now_ns = intake->alive_ns = lk_intake_now_ns();
     intake->ledger.fd = intake->command = intake->epoll = -1;
     pthread_mutex_init(&intake->call_lock, NULL);

@@ -67,6 +67,12 @@ struct lk_intake {
     uint64_t chores; /* entries of lists and tables handled in this tick */
     bool unfinished; /* there are more: the next tick follows at once */
 
+    /* Tables of leases take memory as they are filled: after each `every` bytes it is looked
+     * whether more than `spare` is left. */
+    struct {
+        uint64_t taken, every, spare;
+    } tables;
+
     bool draining;
     uint64_t now_ns; /* the last look at the clock: a microsecond or less ago */
     uint64_t heartbeat_ns;

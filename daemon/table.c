@@ -13,8 +13,20 @@
 #include <string.h>
 
 #include "assert.h"
+#include "memory.h"
 
 /* ---- tables ---- */
+
+/* Whether the machine has memory for `bytes` more of tables. */
+static bool tables_fit(struct lk_intake *intake, uint64_t bytes) {
+    intake->tables.taken += bytes;
+    if (intake->tables.taken <= intake->tables.every)
+        return true;
+    bool fit = lk_memory_available() > intake->tables.spare;
+    if (fit)
+        intake->tables.taken = 0;
+    return fit;
+}
 
 enum lk_run lk_run_tables(struct lk_intake *intake, struct lk_submission *s) {
     const struct lk_tables_desc *desc = &s->desc->tables;
@@ -35,10 +47,12 @@ enum lk_run lk_run_tables(struct lk_intake *intake, struct lk_submission *s) {
         const struct lk_table_desc *table = &lk_tables_rows(desc)[i];
         if (!lk_chore(intake, table->pages))
             return LK_RUN_WAIT;
-        if (lk_lease_copy_table(lease, i, table, s->channel->open.arena, &refusal)) {
-            refusal.row = i;
-            return lk_refuse(intake, s, &refusal);
-        }
+        if (!tables_fit(intake, table->pages * sizeof(uint32_t)))
+            lk_found(&refusal, LK_REASON_TABLE_MEMORY, table->pages * sizeof(uint32_t), 0);
+        else if (!lk_lease_copy_table(lease, i, table, s->channel->open.arena, &refusal))
+            continue;
+        refusal.row = i;
+        return lk_refuse(intake, s, &refusal);
     }
     lk_lease_replace(lease, desc->set, desc->rows);
     return lk_answer(intake, s, 0);

@@ -172,6 +172,9 @@ static const struct reason reasons[LK_REASONS] = {
                                "appends"},
     [LK_REASON_LEASES_POOL] = {"leases_pool", EDQUOT,
                                "this would be lease {value} of the pool, it may have {limit}"},
+    [LK_REASON_TABLE_MEMORY] = {"table_memory", ENOMEM,
+                                "the machine has no memory left for {value bytes} of a table: "
+                                "close leases, or fill fewer sets and rows"},
 };
 
 static const struct reason *lookup(uint16_t reason) {

@@ -126,9 +126,10 @@ enum lk_reason {
     LK_REASON_DEVICE_PAYLOAD, /* value: the offset, limit: where the fences end */
     LK_REASON_FENCE_NONE,     /* value: number of the fence, limit: how many there are */
     LK_REASON_FENCE, /* not reached in time. value: what it held, limit: what was waited for */
-    LK_REASON_ROW_REPEATS, /* an earlier row of the same submission appends there: value position,
+    LK_REASON_ROW_REPEATS,  /* an earlier row of the same submission appends there: value position,
                               limit that row */
-    LK_REASON_LEASES_POOL, /* of all clients of the pool */
+    LK_REASON_LEASES_POOL,  /* of all clients of the pool */
+    LK_REASON_TABLE_MEMORY, /* value: bytes of the table that the machine has no memory for */
     LK_REASONS,
 };
 

@@ -335,6 +335,21 @@ START_TEST(a_refused_set_leaves_the_old_one) {
 }
 END_TEST
 
+/* Tables are filled only while memory is left for all else. */
+START_TEST(a_table_that_memory_lacks_is_refused) {
+    inlet_must(put(0, 0, ids, 2 * B));
+    inlet_must(set_table(1, (uint32_t[]){0}, 1, B));
+    inlet.intake->tables.every = 0;
+    inlet.intake->tables.spare = UINT64_MAX;
+    for (int i = 0; i < 2; i++)
+        inlet_refused(set_table(1, (uint32_t[]){1, 0}, 2, 2 * B), LK_REASON_TABLE_MEMORY, 8, 0, 0);
+    attends(0, 1, ids, B);
+    inlet.intake->tables.spare = 0;
+    inlet_must(set_table(1, (uint32_t[]){0, 1}, 2, 2 * B));
+    attends(0, 1, ids, 2 * B);
+}
+END_TEST
+
 /* ---- order ---- */
 
 /* Written, attended, written again, attended, all without waiting. */
@@ -529,6 +544,7 @@ int main(void) {
     tcase_add_test(tcase, tables_need_full_pages);
     tcase_add_test(tcase, tables_are_checked);
     tcase_add_test(tcase, a_refused_set_leaves_the_old_one);
+    tcase_add_test(tcase, a_table_that_memory_lacks_is_refused);
     tcase_add_test(tcase, pipelined_writes_do_not_overtake);
     tcase_add_test(tcase, a_table_in_use_stays);
     tcase_add_test(tcase, copies_run_in_order);
