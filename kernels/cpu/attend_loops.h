@@ -443,11 +443,12 @@ LK_INLINE void shares_some(const struct lk_powers *p, uint64_t i, const int vect
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; v++)
         sum[v] = (wide){0};
-    for (uint32_t g = 0; g < p->group; g++)
+    for (uint32_t g = 0; g < p->group; g++) {
+        const float *from = p->from + g * p->stride + i;
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
-            sum[v] = wide_fma(wide_of(p->from + g * p->stride + i + v * WIDE),
-                              wide_set(p->scale[g]), sum[v]);
+            sum[v] = wide_fma(wide_of(from + v * WIDE), wide_set(p->scale[g]), sum[v]);
+    }
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; v++) {
         wide s = (wide)((iwide)sum[v] & (sum[v] >= wide_set(p->floor)));
