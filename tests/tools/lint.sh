@@ -25,7 +25,7 @@ tidy() { # the host's C but for tests, which compare bits of floats on purpose; 
     printf '%s\n' "${c[@]}" | grep -Ev "$unread" | xargs -P "$(nproc)" -I{} sh -c '
         case {} in
         *_avx512.c) isa="-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c" ;;
-        *_avx2.c) isa="-mavx2 -mfma -mf16c" ;;
+        *_avx2.c) isa="-mavx2 -mbmi2 -mfma -mf16c" ;;
         *) isa= ;;
         esac
         # The analyzer does not follow element stores into vector types; digits are signed bytes.
