@@ -511,14 +511,6 @@ LK_INLINE unsigned above(lanes a, lanes b) {
     return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GE_OQ));
 #endif
 }
-/* Bit i: lane i of a is that of b. */
-LK_INLINE unsigned equal(lanes a, lanes b) {
-#if LANES == 16
-    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_EQ_OQ);
-#else
-    return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_EQ_OQ));
-#endif
-}
 /* The lanes of `in`, side by side from lane 0 on; those behind them hold anything. */
 LK_INLINE lanes squeeze(lanes x, unsigned in) {
 #if LANES == 16
@@ -593,7 +585,7 @@ static uint64_t emit(const float *x, uint64_t count, float cut, uint64_t ties, u
         unsigned in = above(some, edge);
         if (!in)
             continue;
-        if (equal(some, edge) || to + LANES > ret + room) {
+        if (in & above(edge, some) || to + LANES > ret + room) { /* one equals the cut */
             to = emit_some(x, i, i + LANES, cut, &ties, to);
         } else {
             lanes index = squeeze((lanes)(step + (int32_t)(uint32_t)i), in);
