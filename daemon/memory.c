@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * memory.c - see memory.h. Main thread at start; lk_memory_available() also on the control thread.
+ * memory.c - see memory.h. Main thread at start; lk_memory_available() on any thread.
  *
  * A pool is locked through a mapping of our own over the engine's memfd: what is locked are the
  * pages, whoever else maps them. The mapping stays until the process ends, and the lock with it.
