@@ -163,7 +163,7 @@ mkdir -p "$work/alone" && cp "$replay" "$work/alone" # no daemon beside it
 script -qec "PATH=/nowhere '$work/alone/${replay##*/}' --trace '$(at good)' --budget 16" /dev/null </dev/null >"$work/stdout" &&
     fail 'replayed without a daemon'
 grep -q 'starting a daemon *\[\.*\]   0 %' "$work/stdout" || fail "no bar: $(cat "$work/stdout")"
-grep -q '^locks-replay: the private daemon ' "$work/stdout" || fail "a sentence in a bar's line: $(cat "$work/stdout")"
+grep -q '^locks-replay: a daemon of its own, with .* for the trace: the private daemon ' "$work/stdout" || fail "a sentence in a bar's line: $(cat "$work/stdout")"
 
 # What --compare says of a selector is a number, though it missed a key beside which all it chose is nothing.
 "$replay" --device "$device" --trace "$(at sharp)" --budget 16 --compare --json >"$work/stdout" 2>"$work/stderr" ||
