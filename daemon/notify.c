@@ -50,7 +50,10 @@ __attribute__((format(printf, 2, 3))) static void tell(unsigned patience_ms, con
     ssize_t sent = sendto(fd, text, strlen(text), MSG_NOSIGNAL | (deaf ? MSG_DONTWAIT : 0),
                           (const struct sockaddr *)&to,
                           (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length));
-    deaf = sent < 0 && (errno == EAGAIN || errno == EINTR);
+    if (sent >= 0 || (errno != EAGAIN && errno != EINTR))
+        deaf = false;
+    else if (patience_ms == STATE_MS) /* news alone are no trial */
+        deaf = true;
     close(fd);
 }
 
