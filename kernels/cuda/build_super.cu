@@ -111,30 +111,29 @@ __device__ void seed_vectors(const struct differences &k) {
     }
 }
 
-/* t = differences x. */
-__device__ void to_tokens(const struct differences &k) {
+/* to [rows] = at [rows][inner] x from [inner], where at(row, i) is an element. */
+template <class At>
+__device__ __forceinline__ void multiply(const At &at, uint32_t rows, uint32_t inner,
+                                         const float from[][VECTORS], float to[][VECTORS]) {
     __syncthreads();
-    for (uint32_t o = threadIdx.x; o < k.n * VECTORS; o += THREADS) {
-        const uint32_t t = o / VECTORS, v = o % VECTORS;
+    for (uint32_t o = threadIdx.x; o < rows * VECTORS; o += THREADS) {
+        const uint32_t row = o / VECTORS, v = o % VECTORS;
         float sum = 0;
-        for (uint32_t c = 0; c < k.d; c++)
-            sum = fmaf(k.at(t, c), k.m->x[c][v], sum);
-        k.m->t[t][v] = sum;
+        for (uint32_t i = 0; i < inner; i++)
+            sum = fmaf(at(row, i), from[i][v], sum);
+        to[row][v] = sum;
     }
     __syncthreads();
 }
 
+/* t = differences x. */
+__device__ void to_tokens(const struct differences &k) {
+    multiply([&](uint32_t t, uint32_t c) { return k.at(t, c); }, k.n, k.d, k.m->x, k.m->t);
+}
+
 /* y = differences^T t. */
 __device__ void to_channels(const struct differences &k) {
-    __syncthreads();
-    for (uint32_t o = threadIdx.x; o < k.d * VECTORS; o += THREADS) {
-        const uint32_t c = o / VECTORS, v = o % VECTORS;
-        float sum = 0;
-        for (uint32_t t = 0; t < k.n; t++)
-            sum = fmaf(k.at(t, c), k.m->t[t][v], sum);
-        k.m->y[c][v] = sum;
-    }
-    __syncthreads();
+    multiply([&](uint32_t c, uint32_t t) { return k.at(t, c); }, k.d, k.n, k.m->t, k.m->y);
 }
 
 /* small = rows^T rows, of `count` rows. */
