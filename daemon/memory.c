@@ -19,8 +19,7 @@
 #include "limits.h"
 #include "sequence.h"
 
-#define PROCESS_BYTES                                                                              \
-    (UINT64_C(16) << 20) /* the program, its buffers and stacks: 12 MiB and more */
+#define PROCESS_BYTES (UINT64_C(16) << 20) /* program, buffers and stacks: 12 MiB and more */
 
 const char *lk_memory_text(uint64_t bytes, char text[16]) {
     static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
@@ -131,11 +130,9 @@ static uint64_t add(uint64_t a, uint64_t b) {
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-static uint64_t wanted_by_pools(const struct lk_config *config) {
-    uint64_t wanted = 0;
-    for (uint32_t i = 0; i < config->pools; i++)
-        wanted = add(wanted, config->pool[i].memory_bytes);
-    return wanted;
+static uint64_t pool_bytes(enum lk_device device, const struct lk_pool_config *pool) {
+    (void)device;
+    return pool->memory_bytes;
 }
 
 /* To keep account of a pool: the ledger's part and what intake has beside it (ledger.c, pool.c,
@@ -149,11 +146,26 @@ static uint64_t account_bytes(enum lk_device device, const struct lk_pool_config
     return pages * of_page + pool->max_sequences * of_sequence;
 }
 
-static uint64_t wanted_for_accounts(const struct lk_config *config) {
-    uint64_t wanted = PROCESS_BYTES;
+/* What a pool takes of one thing; of all pools together, and the pool that takes most. */
+typedef uint64_t bytes_of(enum lk_device device, const struct lk_pool_config *pool);
+
+static uint64_t sum_of(const struct lk_config *config, bytes_of *of) {
+    uint64_t sum = 0;
     for (uint32_t i = 0; i < config->pools; i++)
-        wanted = add(wanted, account_bytes(config->resolved, &config->pool[i]));
-    return wanted;
+        sum = add(sum, of(config->resolved, &config->pool[i]));
+    return sum;
+}
+
+static const struct lk_pool_config *largest_by(const struct lk_config *config, bytes_of *of) {
+    const struct lk_pool_config *largest = &config->pool[0];
+    for (uint32_t i = 1; i < config->pools; i++)
+        if (of(config->resolved, &config->pool[i]) > of(config->resolved, largest))
+            largest = &config->pool[i];
+    return largest;
+}
+
+static uint64_t wanted_by_pools(const struct lk_config *config) {
+    return sum_of(config, pool_bytes);
 }
 
 static uint64_t wanted_for_workspaces(const struct lk_config *config) {
@@ -162,7 +174,7 @@ static uint64_t wanted_for_workspaces(const struct lk_config *config) {
 
 uint64_t lk_memory_wanted(const struct lk_config *config) {
     return add(add(wanted_by_pools(config), wanted_for_workspaces(config)),
-               wanted_for_accounts(config));
+               add(PROCESS_BYTES, sum_of(config, account_bytes)));
 }
 
 /* Pools have their room, but not with the workspaces, which are taken at the start as well. */
@@ -185,14 +197,9 @@ static const char *accounts_invalid(const struct lk_config *config, uint64_t ava
                                     size_t bytes) {
     uint64_t wanted = lk_memory_wanted(config);
     char one[16], all[16], have[16];
-    uint32_t largest = 0;
     if (wanted <= available)
         return NULL;
-    for (uint32_t i = 0; i < config->pools; i++)
-        if (account_bytes(config->resolved, &config->pool[i]) >
-            account_bytes(config->resolved, &config->pool[largest]))
-            largest = i;
-    const struct lk_pool_config *pool = &config->pool[largest];
+    const struct lk_pool_config *pool = largest_by(config, account_bytes);
     snprintf(text, bytes,
              "the pools, workspaces and the account of sequences and pages want %s, but %s of "
              "memory are available: lower max_sequences of [pool %s], whose %" PRIu32
@@ -207,23 +214,19 @@ static const char *accounts_invalid(const struct lk_config *config, uint64_t ava
 const char *lk_memory_invalid(const struct lk_config *config, char *text, size_t bytes) {
     uint64_t wanted = wanted_by_pools(config), available = lk_memory_available();
     char one[16], all[16], have[16];
-    uint32_t largest = 0;
     if (config->resolved == LK_DEVICE_CUDA) /* the GPU's: the engine asks for it */
         return NULL;
     if (wanted <= available) {
         const char *why = workspaces_invalid(config, available, text, bytes);
         return why ? why : accounts_invalid(config, available, text, bytes);
     }
-    for (uint32_t i = 0; i < config->pools; i++)
-        if (config->pool[i].memory_bytes > config->pool[largest].memory_bytes)
-            largest = i;
-    lk_memory_text(config->pool[largest].memory_bytes, one);
+    const struct lk_pool_config *pool = largest_by(config, pool_bytes);
+    lk_memory_text(pool->memory_bytes, one);
     snprintf(text, bytes,
              "the pools want %s, but %s of memory are available: lower memory of [pool %s], which "
              "wants %s, or free "
              "some",
-             lk_memory_text(wanted, all), lk_memory_text(available, have),
-             config->pool[largest].name, one);
+             lk_memory_text(wanted, all), lk_memory_text(available, have), pool->name, one);
     return text;
 }
 
