@@ -5,11 +5,11 @@
  *   held -> let_go   (help, version, a check: as the process was started)
  *        -> leaving  (the configuration is read, maybe from a pipe nobody writes to) -> held
  *
- * Held: SIGTERM, SIGINT and SIGHUP stay pending until the control thread, or who starts the daemon,
- * reads them from a descriptor; SIGPIPE, SIGUSR1 and SIGXFSZ end nothing. So a reload that is asked
- * for too early follows READY. Leaving: SIGTERM and SIGINT end the process with code 0, since
- * nothing is taken yet; SIGHUP stays pending. Main thread, before there is any other: threads
- * inherit it.
+ * Held: SIGTERM, SIGINT and SIGHUP stay pending until the control thread takes them, or who starts
+ * the daemon reads them from a descriptor; SIGPIPE, SIGUSR1 and SIGXFSZ end nothing. So a reload
+ * that is asked for too early follows READY. Leaving: SIGTERM and SIGINT end the process with code
+ * 0, since nothing is taken yet; SIGHUP stays pending. Main thread, before there is any other:
+ * threads inherit it.
  */
 #ifndef LK_SIGNALS_H
 #define LK_SIGNALS_H

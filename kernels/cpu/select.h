@@ -5,11 +5,10 @@
  * Idea: a share rounded to a float in [0, 1] is ordered totally by its bits as an integer. The best
  * of n are found by bisecting those bits: what lies above a bound is counted, at most 30 times,
  * mostly over the few that can be the best; one more pass in page order emits them. Shares
- * themselves are float64: where several heads have one page each, those
- * pages' shares differ by what the heads leave to all others, and floats by nothing. Where floats
- * tie at the cut, a second round goes by what rounding left over. Work is linear however many
- * shares are equal. A share that is no number counts as 0, so that every comparison holds and every
- * loop ends.
+ * themselves are float64: where several heads have one page each, those pages' shares differ by
+ * what the heads leave to all others, and floats by nothing. Where floats tie at the cut, a second
+ * round goes by what rounding left over. Work is linear however many shares are equal. A share that
+ * is no number counts as 0, so that every comparison holds and every loop ends.
  *
  * Sampling is in integers: f = floor(2^32 share) + 1, weights W = 19 L f + F, total T = 20 L F.
  * With up to 2^32 pages, L F < 2^66 and T < 2^71: 128 bits. Sums over blocks of 64 pages find the
